@@ -1,0 +1,29 @@
+"""Stochastic binary networks in PyTorch, trained with gradients one can trust."""
+
+from flipgrad import bounds, estimators, exact, flips
+from flipgrad.errors import InputError
+from flipgrad.estimators import PSA, ST, Estimator, LocalEstimator
+from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear, use
+from flipgrad.network import Member, Sequential
+from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
+from flipgrad.objectives import CrossEntropy, LogisticLoss, SoftCrossEntropy, SquaredError
+from flipgrad.plan import Concat
+
+__version__ = "0.1.0.dev0"
+
+# fmt: off
+__all__ = [  # noqa: RUF022
+    # networks
+    "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "Member", "Sequential", "use",
+    # noise
+    "Laplace", "Logistic", "Noise", "Normal", "Uniform",
+    # objectives
+    "CrossEntropy", "LogisticLoss", "SoftCrossEntropy", "SquaredError",
+    # estimators
+    "PSA", "ST", "Estimator", "LocalEstimator",
+    # modules
+    "bounds", "estimators", "exact", "flips",
+    # errors
+    "InputError",
+]
+# fmt: on

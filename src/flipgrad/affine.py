@@ -1,0 +1,204 @@
+r"""Affine maps of a layer's input: :math:`a(x) = A x + b`, what a binary layer computes before its sign.
+
+A map is a snapshot of the parameters taken once per call, so that a weight which is itself computed (a
+parametrisation, say) is computed once, and the forward pass and the flips see the same number.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from flipgrad import flips
+from flipgrad.errors import InputError
+from flipgrad.noise import Noise
+from flipgrad.pooling import PooledConv, PoolModule
+
+Pads = tuple[int, int, int, int]
+Connectors = Sequence[nn.Module]
+
+
+class Affine(ABC):
+    """An affine map of states and its flip product."""
+
+    @property
+    @abstractmethod
+    def parameter(self) -> Tensor:
+        """The weight that the map was made from."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """The pre-activations of ``x``; differentiable in the ordinary way in ``x`` and in the parameters."""
+
+    @abstractmethod
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
+        """The discrete gradient in the binary states ``x``, given ``a`` = ``self(x)`` and the gradient in sign(a - Z)."""
+
+    @abstractmethod
+    def after(self, connectors: Connectors) -> Affine:
+        """The map of what comes before ``connectors``, linear modules between the states and this map."""
+
+
+@final
+@dataclass(frozen=True)
+class LinearMap(Affine):
+    """``x`` [..., in] to [..., out]."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def parameter(self) -> Tensor:
+        return self.weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dim() == 0 or x.shape[-1] != self.weight.shape[1]:
+            raise InputError(
+                f"a fully connected layer with weight {list(self.weight.shape)} takes inputs [..., "
+                f"{self.weight.shape[1]}], got {list(x.shape)}: change in_features, or put torch.nn.Flatten() before it"
+            )
+        return functional.linear(x, self.weight, self.bias)
+
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
+        states, a, grad = (t.reshape(-1, t.shape[-1]) for t in (x, a, grad))
+        return flips.linear(states, a, grad, self.weight.detach(), noise).reshape(x.shape)
+
+    def after(self, connectors: Connectors) -> Affine:
+        return FoldedMap(self, tuple(connectors))
+
+
+@final
+@dataclass(frozen=True)
+class ConvMap(Affine):
+    """``x`` [B, C, H, W] to [B, out, H', W'], padded with ``padding_value``: 0 (no unit), or the states -1 or +1.
+
+    ``pads`` are left, right, top, bottom, as for ``torch.nn.functional.pad``; so is ``padding_mode``, of which the modes
+    that repeat units ("reflect", "replicate", "circular") are for real inputs only.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    stride: tuple[int, int]
+    pads: Pads
+    dilation: tuple[int, int]
+    groups: int
+    padding_value: float = 0.0
+    padding_mode: str = "zeros"
+
+    @property
+    def parameter(self) -> Tensor:
+        return self.weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self._check(x)
+        if self._is_plain:
+            padding = (self.pads[2], self.pads[0])
+            return functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        return functional.conv2d(self._padded(x), self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
+        weight, shape = self.weight.detach(), (self.dilation, self.groups)
+        if self._is_plain:
+            padding = (self.pads[2], self.pads[0])
+            return flips.conv2d(x, a, grad, weight, noise, self.stride, padding, *shape)
+        padded = self._padded(x)
+        return transpose(self._padded, x, flips.conv2d(padded, a, grad, weight, noise, self.stride, (0, 0), *shape))
+
+    def after(self, connectors: Connectors) -> Affine:
+        return FoldedMap(self, tuple(connectors))
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the padding is zeros, the same on both sides: the convolution's own."""
+        left, right, top, bottom = self.pads
+        unpadded = not any(self.pads)
+        same = left == right and top == bottom
+        return unpadded or (self.padding_mode == "zeros" and self.padding_value == 0 and same)
+
+    def _padded(self, x: Tensor) -> Tensor:
+        if self.padding_mode == "zeros":
+            return functional.pad(x, self.pads, value=self.padding_value)
+        return functional.pad(x, self.pads, mode=self.padding_mode)
+
+    def _check(self, x: Tensor) -> None:
+        channels = self.weight.shape[1] * self.groups
+        if x.dim() != 4 or x.shape[1] != channels:
+            raise InputError(
+                f"a convolution with weight {list(self.weight.shape)} and groups={self.groups} takes inputs "
+                f"[batch, {channels}, height, width], got {list(x.shape)}: change in_channels or the input"
+            )
+        left, right, top, bottom = self.pads
+        size = (x.shape[2] + top + bottom, x.shape[3] + left + right)
+        extent = tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, self.weight.shape[2:], strict=True))
+        if size[0] < extent[0] or size[1] < extent[1]:
+            raise InputError(
+                f"a convolution whose kernel spans {extent[0]}x{extent[1]} needs at least that many pixels, got "
+                f"{x.shape[2]}x{x.shape[3]} (with padding {size[0]}x{size[1]}): give larger images, more padding, or "
+                "a smaller kernel_size, dilation or stride in the layers before"
+            )
+
+
+@final
+@dataclass(frozen=True)
+class FoldedMap(Affine):
+    """A map whose input went through linear connectors: average pooling, flattening, padding.
+
+    Pre-activations are computed as written. Flips need the coefficient of every state, so there the connectors are folded
+    into the weight: exactly, and anew in every backward pass, which costs no more than the weight's own size.
+    """
+
+    inner: LinearMap | ConvMap
+    connectors: tuple[nn.Module, ...]
+
+    @property
+    def parameter(self) -> Tensor:
+        return self.inner.weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.inner(connect(self.connectors, x))
+
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
+        if isinstance(self.inner, LinearMap):
+            weight = folded_weight(self.inner.weight.detach(), self.connectors, x)
+            units = x.flatten(1)
+            return flips.linear(units, a, grad, weight, noise).reshape(x.shape)
+        return self._flip_pooled(self.inner, x, a, grad, noise)
+
+    def after(self, connectors: Connectors) -> Affine:
+        return FoldedMap(self.inner, (*connectors, *self.connectors))
+
+    def _flip_pooled(self, conv: ConvMap, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
+        pools = [module for module in self.connectors if isinstance(module, PoolModule)]
+        weight = conv.weight.detach()
+        wide = PooledConv.fold(weight, conv.stride, conv.pads, conv.dilation, pools, x.shape[2:])
+        u = flips.conv2d(wide.prepare(x), a, grad, wide.weight, noise, wide.stride, groups=conv.groups)
+        return transpose(wide.prepare, x, u)
+
+
+def connect(connectors: Connectors, x: Tensor) -> Tensor:
+    """``x`` through every connector in turn."""
+    for module in connectors:
+        x = module(x)
+    return x
+
+
+def folded_weight(weight: Tensor, connectors: Connectors, x: Tensor) -> Tensor:
+    """The weight [out, units] in the states ``x`` [B, ...] of a fully connected map that sees them through ``connectors``.
+
+    Its rows take the place of a batch, on which the connectors act one by one.
+    """
+    states = x.new_zeros(weight.shape[0], *x.shape[1:], dtype=weight.dtype)
+    return transpose(lambda states: connect(connectors, states), states, weight).flatten(1)
+
+
+def transpose(function: Callable[[Tensor], Tensor], x: Tensor, values: Tensor) -> Tensor:
+    """The transpose of an affine ``function`` of tensors like ``x``, applied to ``values``: its vector-Jacobian product."""
+    _, pull_back = torch.func.vjp(function, x)[:2]
+    result: Tensor = pull_back(values)[0]
+    return result

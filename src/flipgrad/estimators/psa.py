@@ -1,0 +1,150 @@
+"""The path sample-analytic estimator.
+
+Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochastic Binary Networks.
+NeurIPS 2020, algorithm 1 and, for the enhanced head, appendix B.3.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from flipgrad.affine import Affine
+from flipgrad.errors import InputError
+from flipgrad.estimators._base import LocalEstimator
+from flipgrad.estimators._head import flipped_losses
+from flipgrad.layers import LayerCall
+from flipgrad.network import Sequential
+from flipgrad.noise import Noise
+from flipgrad.objectives import Objective, evaluate
+from flipgrad.plan import Sample
+
+HeadGradient = Literal["sampled", "enhanced"]
+
+
+@final
+class PSA(LocalEstimator):
+    r"""Backpropagation with discrete derivatives in the binary states.
+
+    With :math:`D_i h(x) = (h(x_i{=}{+}1) - h(x_i{=}{-}1))/2` and the conditional means :math:`m = 2F(a) - 1`,
+
+    .. math::
+        u^L_i = D_i f(x^L), \quad u^{k-1}_i = \sum_j D_i m_j(x^{k-1})\, u^k_j, \quad
+        \hat g_{\theta^k} = \sum_j u^k_j\, \partial m_j / \partial \theta^k,
+
+    which is the paper's algorithm with its signs cancelled; it needs no auxiliary variables and one backward pass.
+
+    Biased in general, by the linearisation of a product of probabilities. Unbiased with one hidden layer, with one unit in
+    every layer but the last, and for the last layer's own parameters in every network.
+
+    Args:
+        head: the gradient in the head's own parameters. "sampled" is that of the sampled loss; "enhanced" averages it over
+            flips of the last layer's units with the paper's weight 1/n, unbiased with no larger variance. It needs the last
+            binary layer right before the head.
+        flip_head: whether the loss is evaluated at every flip of the last layer's units. A linear head does that fast, any
+            other module is evaluated on all flipped states; False linearises the head instead, as ST does.
+
+    >>> import torch, flipgrad as fg
+    >>> net = fg.Sequential(fg.BinaryLinear(2, 4), fg.BinaryLinear(4, 4), head=torch.nn.Linear(4, 2))
+    >>> net(torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1])), estimator=fg.PSA()).mean().backward()
+    """
+
+    unbiased = False
+    unbiased_in = "one hidden layer; the last layer's parameters"
+    citation = "Shekhovtsov, Yanush, Flach 2020"
+
+    def __init__(self, *, head: HeadGradient = "sampled", flip_head: bool = True) -> None:
+        if head not in ("sampled", "enhanced"):
+            raise InputError(f"PSA(head={head!r}): choose 'sampled' or 'enhanced'")
+        if head == "enhanced" and not flip_head:
+            raise InputError(
+                "PSA(head='enhanced', flip_head=False): the enhanced head averages over flips; leave flip_head=True"
+            )
+        self.head_gradient: HeadGradient = head
+        self.flip_head = flip_head
+
+    def passes(self, depth: int) -> int:
+        return 1
+
+    def states(self, call: LayerCall) -> Tensor:
+        # Ordinary derivatives reach the parameters, and a real-valued input, through a; binary inputs get theirs by flips.
+        a = call.affine(call.x.detach() if call.binary else call.x)
+        flipped = call.x if call.binary else None
+        weight = call.affine.parameter.detach()
+        states: Tensor = _FlipStates.apply(  # type: ignore[no-untyped-call]
+            a, flipped, weight, call.sample(a), call.affine, call.noise
+        )
+        return states
+
+    def head(self, net: Sequential, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+        if not self.flip_head:
+            return evaluate(objective, net.outputs(states))
+        enhanced = self.head_gradient == "enhanced"
+        if enhanced and not isinstance(net.plan().steps[-1], Sample):
+            raise InputError("PSA(head='enhanced') needs a binary layer, not Concat, before the head; use head='sampled'")
+        x = states.detach()
+        readout = net.readout()
+        outputs = readout(x)
+        losses = evaluate(objective, outputs)
+        with torch.set_grad_enabled(enhanced and torch.is_grad_enabled()):
+            flipped = flipped_losses(readout, x, outputs, objective)
+        if enhanced:
+            correction = ((flipped - losses) * _opposite(last, x)).mean(0)
+            losses = losses + (correction - correction.detach())
+        discrete = (losses.detach() - flipped.detach()).t().reshape(x.shape) * x / 2
+        attached: Tensor = _AttachGradient.apply(losses, states, discrete)  # type: ignore[no-untyped-call]
+        return attached
+
+
+def _opposite(last: LayerCall, x: Tensor) -> Tensor:
+    """The probability [units, B] of every unit's other state: 1 - p(x_i), which is what the paper's pi means.
+
+    Its printed formula has a sign slip.
+    """
+    with torch.no_grad():
+        return last.noise.cdf(-x * last.affine(last.x)).flatten(1).t()
+
+
+@final
+class _FlipStates(torch.autograd.Function):
+    """Sampled states; backward, 2F'(a) to the pre-activations and the flip product to the binary input."""
+
+    @staticmethod
+    def forward(a: Tensor, x: Tensor | None, weight: Tensor, states: Tensor, affine: Affine, noise: Noise) -> Tensor:
+        return states.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        a, x, weight, _, ctx.affine, ctx.noise = inputs
+        # The weight is kept only so that autograd notices if it was changed between the passes.
+        ctx.save_for_backward(a, x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        a, x, _ = ctx.saved_tensors
+        grad_a = 2 * ctx.noise.pdf(a) * grad if ctx.needs_input_grad[0] else None
+        grad_x = ctx.affine.flip_product(x, a, grad, ctx.noise) if ctx.needs_input_grad[1] else None
+        return grad_a, grad_x, None, None, None, None
+
+
+@final
+class _AttachGradient(torch.autograd.Function):
+    """The losses as they are; backward, the given gradient [B, ...] to the states besides."""
+
+    @staticmethod
+    def forward(losses: Tensor, states: Tensor, gradient: Tensor) -> Tensor:
+        return losses.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return grad, gradient * grad.view(-1, *[1] * (gradient.dim() - 1)), None

@@ -1,0 +1,195 @@
+r"""The exact expectation of a small network, by transfer matrices.
+
+Layer k's states :math:`x^k` take :math:`2^n` values and form a Markov chain with transition matrices :math:`P^k`, so
+
+.. math:: E_Z[f] = P^1 P^2 \cdots P^L f
+
+costs :math:`L \cdot 4^n` per data point instead of the :math:`2^{nL}` of enumerating all paths, and autograd gives the exact
+gradient in every parameter (paper, section 2.1). Only :math:`P^1` depends on the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from flipgrad.errors import InputError
+from flipgrad.network import Sequential, probabilities
+from flipgrad.noise import Noise
+from flipgrad.objectives import Objective, evaluate
+from flipgrad.plan import Apply, Sample, Step
+
+# Entries of one transition matrix: 2**24 is 12 units to 12 units, or 64 MiB in float32.
+BUDGET = 2**24
+
+
+def expected_loss(net: Sequential, x: Tensor, objective: Objective) -> Tensor:
+    """The expected losses E_Z[f] of ``x`` [B, ...], exact and differentiable, [B].
+
+    In the precision of the parameters and the input: use float64 for a reference. Real-valued modules before the first
+    binary layer are evaluated as they are.
+
+    Raises:
+        InputError: if two neighbouring binary layers have more than 24 units together; the message says what would fit.
+    """
+    return _per_example(net, x, objective, lambda distribution, f: (distribution * f).sum(1))
+
+
+def marginal_loss(net: Sequential, x: Tensor, objective: Objective) -> Tensor:
+    """The losses -log E_Z[exp(-f)] of the expected predictor, [B]: for a cross-entropy, -log E_Z[p(y | x)].
+
+    Exact, differentiable and refusing as :func:`expected_loss`.
+    """
+    return _per_example(net, x, objective, _marginal)
+
+
+def predictive(net: Sequential, x: Tensor) -> Tensor:
+    """The exact predictive probabilities E_Z[p(y | x)], [B, K]; refusing as :func:`expected_loss`."""
+    chain = _Chain.of(net, x)
+    p = probabilities(net.outputs(chain.states))
+    return torch.cat([chain.distribution(part) @ p for part in chain.inputs.split(chain.rows)])
+
+
+def enumerate_states(shape: Sequence[int], like: Tensor) -> Tensor:
+    """All 2**n states of units of the given ``shape``, [2**n, *shape]; the last unit changes fastest.
+
+    >>> enumerate_states((2,), torch.zeros(()))
+    tensor([[-1., -1.],
+            [-1.,  1.],
+            [ 1., -1.],
+            [ 1.,  1.]])
+    """
+    n = torch.Size(shape).numel()
+    index = torch.arange(2**n, device=like.device)
+    bits = (index[:, None] >> torch.arange(n - 1, -1, -1, device=like.device)) & 1
+    return (2 * bits - 1).to(like.dtype).view(-1, *shape)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """The Markov chain of a network on a batch.
+
+    Attributes:
+        inputs: what the first binary layer sees, [B, ...].
+        first: the step of that layer.
+        matrices: the transition matrices of the layers after it.
+        states: all states of the last layer, [2**n, ...].
+        rows: how many examples fit the budget at once.
+    """
+
+    inputs: Tensor
+    first: Step
+    matrices: tuple[Tensor, ...]
+    states: Tensor
+    rows: int
+
+    @staticmethod
+    def of(net: Sequential, x: Tensor) -> _Chain:
+        if not len(x):
+            raise InputError("exact: the batch is empty; give at least one example")
+        steps = list(net.plan().steps)
+        while isinstance(step := steps.pop(0), Apply):
+            x = step.module(x)
+        with torch.no_grad():
+            _, states = _transition([step], x[:1])
+        widest, matrices = len(states), []
+        for later in steps:
+            matrix, states = _transition([later], states)
+            if not isinstance(later, Apply):
+                matrices.append(matrix)
+                widest = max(widest, len(states))
+        return _Chain(x, step, tuple(matrices), states, max(1, BUDGET // 8 // widest))
+
+    def distribution(self, inputs: Tensor) -> Tensor:
+        """The probabilities [b, 2**n] of the last layer's states, for some of the ``inputs``."""
+        distribution, _ = _transition([self.first], inputs)
+        for matrix in self.matrices:
+            distribution = distribution @ matrix
+        return distribution
+
+
+def _per_example(net: Sequential, x: Tensor, objective: Objective, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Combine, for every example, the probabilities [b, 2**n] of the last states with their losses.
+
+    Large batches go in parts, each computed again on the way back, if the objective can be split.
+    """
+    chain = _Chain.of(net, x)
+    outputs = net.outputs(chain.states)
+
+    def part(inputs: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
+        # [2**n, b]
+        f = evaluate(objective, outputs[:, None].expand(-1, len(inputs), -1))
+        return combine(chain.distribution(inputs), f.t())
+
+    if len(x) <= chain.rows or not hasattr(objective, "select"):
+        return part(chain.inputs, outputs, objective)
+    losses = []
+    for i in range(0, len(x), chain.rows):
+        rows = slice(i, i + chain.rows)
+        losses.append(checkpoint(part, chain.inputs[rows], outputs, objective.select(rows), use_reentrant=False))
+    return torch.cat(losses)
+
+
+def _marginal(distribution: Tensor, f: Tensor) -> Tensor:
+    # The clamp is for impossible states: exp of the sum is then as good as 0.
+    tiny = torch.finfo(distribution.dtype).tiny
+    return -torch.logsumexp(distribution.clamp(min=tiny).log() - f, 1)
+
+
+def _transition(steps: Iterable[Step], x: Tensor) -> tuple[Tensor, Tensor]:
+    """The matrix [N, 2**n] from each of the N inputs ``x`` to the states [2**n, ...] after ``steps``, and these states."""
+    total: Tensor | None = None
+    for step in steps:
+        if isinstance(step, Apply):
+            x = step.module(x)
+            continue
+        if isinstance(step, Sample):
+            matrix, x = _layer(step.affine()(x), step.layer.noise)
+        else:
+            matrix, x = _joint([_transition(chain, x) for chain in step.chains], step.dim)
+        total = matrix if total is None else total @ matrix
+    if total is None:
+        # A branch that only moves units around leads from every state to itself.
+        total = torch.eye(len(x), dtype=x.dtype, device=x.device)
+    return total, x
+
+
+def _layer(a: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+    """The transition matrix of a layer with pre-activations ``a`` [N, ...], and the layer's states."""
+    n = a[0].numel()
+    _check_budget(len(a), n)
+    plus, minus = noise.cdf(a).flatten(1), noise.cdf(-a).flatten(1)
+    matrix = a.new_ones(len(a), 1)
+    for unit in range(n):
+        # Each unit doubles the columns, its own state changing fastest.
+        both = torch.stack([minus[:, unit], plus[:, unit]], 1)
+        matrix = (matrix[:, :, None] * both[:, None]).flatten(1)
+    return matrix, enumerate_states(a.shape[1:], a)
+
+
+def _joint(parts: list[tuple[Tensor, Tensor]], dim: int) -> tuple[Tensor, Tensor]:
+    """The transition to the concatenated states of branches, which are independent given their common input."""
+    matrix, states = parts[0]
+    for other, more in parts[1:]:
+        _check_budget(len(matrix), (matrix.shape[1] * other.shape[1] - 1).bit_length())
+        first = states.repeat_interleave(len(more), 0)
+        second = more.repeat(len(states), *[1] * (more.dim() - 1))
+        matrix = (matrix[:, :, None] * other[:, None]).flatten(1)
+        states = torch.cat([first, second], dim)
+    return matrix, states
+
+
+def _check_budget(rows: int, units: int) -> None:
+    # Rows are the states of the layer before, a power of two, or examples.
+    before = (rows - 1).bit_length()
+    if before + units > BUDGET.bit_length() - 1:
+        raise InputError(
+            f"exact: a layer of {units} units after {rows} states needs 2^{before + units} transition probabilities, over the "
+            f"budget of 2^{BUDGET.bit_length() - 1}; neighbouring binary layers may have "
+            f"{BUDGET.bit_length() - 1} units together (12-12-12 fits). Estimate wider nets with "
+            "flipgrad.bounds.expected_loss"
+        )

@@ -1,0 +1,342 @@
+r"""Binary layers: an affine map, injected noise, and a sign, :math:`x' = \mathrm{sign}(a(x) - Z)`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar, final
+
+import torch
+from torch import Generator, Tensor, nn
+
+from flipgrad.affine import Affine, ConvMap, LinearMap
+from flipgrad.errors import InputError
+from flipgrad.noise import Logistic, Noise, sign
+
+# A source of noise: gives Z for the pre-activations of a layer with that noise, to be broadcast over them.
+Draw = Callable[[Noise, Tensor], Tensor]
+
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+
+_MARK = "flipgrad.states"
+
+
+@final
+@dataclass(frozen=True)
+class LayerCall:
+    """One evaluation of a binary layer, as an estimator sees it.
+
+    Attributes:
+        layer: the layer itself.
+        x: its input.
+        binary: whether ``x`` is made of ±1 states (then a zero is padding, no unit); else it is real-valued and never flipped.
+        affine: the map from ``x`` to the pre-activations.
+        draw: gives Z for given pre-activations.
+    """
+
+    layer: BinaryLayer
+    x: Tensor
+    binary: bool
+    affine: Affine
+    draw: Draw
+
+    @property
+    def noise(self) -> Noise:
+        """The distribution of Z."""
+        return self.layer.noise
+
+    def sample(self, a: Tensor) -> Tensor:
+        """States sign(a - Z), without a gradient."""
+        a = a.detach()
+        return sign(a - self.draw(self.noise, a))
+
+
+class StateRule(Protocol):
+    """What a layer asks of an estimator: sampled (or relaxed) states that carry the estimator's gradient."""
+
+    def states(self, call: LayerCall) -> Tensor: ...
+
+
+def fresh(generator: Generator | None) -> Draw:
+    """A source of new noise."""
+    return lambda noise, a: noise.sample_like(a, generator=generator)
+
+
+def given(z: Tensor) -> Draw:
+    """A source that returns the noise ``z``, if it broadcasts to the pre-activations."""
+
+    def draw(noise: Noise, a: Tensor) -> Tensor:
+        if torch.broadcast_shapes(z.shape, a.shape) != a.shape:
+            raise InputError(f"noise of shape {list(z.shape)} does not broadcast to pre-activations {list(a.shape)}")
+        return z
+
+    return draw
+
+
+class BinaryLayer(nn.Module, ABC):
+    """What :class:`BinaryLinear` and :class:`BinaryConv2d` share."""
+
+    weight: Tensor
+    bias: Any
+    noise: Noise
+    estimator: StateRule | None = None
+    generator: Generator | None = None
+
+    @abstractmethod
+    def affine(self) -> Affine:
+        """The layer's affine map with its parameters as they are now."""
+
+    @abstractmethod
+    def check_takes_states(self) -> None:
+        """Refuse a configuration that is sound only for real-valued inputs."""
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        estimator: StateRule | None = None,
+        generator: Generator | None = None,
+        noise: Tensor | None = None,
+        binary: bool | None = None,
+    ) -> Tensor:
+        """Sampled states ±1 of the layer for the input ``x``.
+
+        Args:
+            x: the input: real values (the network's input, or real-valued modules' output) or another layer's ±1 states.
+            estimator: gives the states their gradient; without one here or through :func:`flipgrad.use`, going backward
+                through the sampled sign is an error.
+            generator: the source of randomness.
+            noise: Z itself, instead of drawing it; it broadcasts to the pre-activations.
+            binary: whether ``x`` holds states, to be flipped by estimators that do so. By default found out from where ``x``
+                came from: what was computed from other binary layers' states must still be ±1.
+        """
+        if binary is None:
+            binary = _came_from_states(x)
+        if binary:
+            self.check_takes_states()
+            check_states(x, self)
+        draw = fresh(generator or self.generator) if noise is None else given(noise)
+        call = LayerCall(self, x, binary, self.affine(), draw)
+        rule = estimator or self.estimator or UNDEFINED
+        states = rule.states(call)
+        if states.grad_fn is not None:
+            _metadata(states.grad_fn)[_MARK] = True
+        return states
+
+
+@final
+class BinaryLinear(BinaryLayer, nn.Linear):
+    """A fully connected binary layer: ``nn.Linear``, noise, sign.
+
+    Takes the arguments of ``nn.Linear``, keeps its parameters' names, and adds ``noise``.
+
+    >>> layer = BinaryLinear(4, 2)
+    >>> states = layer(torch.randn(3, 4))
+    >>> states.shape, bool((states.abs() == 1).all())
+    (torch.Size([3, 2]), True)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        noise: Noise | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.noise = noise or Logistic()
+
+    def affine(self) -> Affine:
+        return LinearMap(self.weight, self.bias)
+
+    def check_takes_states(self) -> None:
+        """Every configuration does."""
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, noise={self.noise}"
+
+
+@final
+class BinaryConv2d(BinaryLayer, nn.Conv2d):
+    """A convolutional binary layer: ``nn.Conv2d``, noise, sign.
+
+    Takes the arguments of ``nn.Conv2d``, keeps its parameters' names, and adds ``noise`` and ``padding_value``. A position
+    padded with 0 is no unit; ``padding_value`` = -1 or +1 pads with a constant state instead, so that every input of the
+    convolution is ±1. Padding that repeats units ("reflect", "replicate", "circular") is for real-valued inputs only.
+
+    >>> BinaryConv2d(1, 8, 3, padding=1, padding_value=-1)(torch.randn(2, 1, 8, 8)).shape
+    torch.Size([2, 8, 8, 8])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: str | int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: PaddingMode = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        noise: Noise | None = None,
+        padding_value: float = 0,
+    ) -> None:
+        if padding_value not in (-1, 0, 1):
+            raise InputError(f"padding_value={padding_value}: choose 0 (no unit there), or the state -1 or 1")
+        if padding_value and padding_mode != "zeros":
+            raise InputError(f"padding_value={padding_value} with padding_mode={padding_mode!r}: give only one of them")
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            device,
+            dtype,
+        )
+        self.noise = noise or Logistic()
+        self.padding_value = padding_value
+
+    def affine(self) -> Affine:
+        return ConvMap(
+            self.weight,
+            self.bias,
+            (self.stride[0], self.stride[1]),
+            self._pads(),
+            (self.dilation[0], self.dilation[1]),
+            self.groups,
+            self.padding_value,
+            self.padding_mode,
+        )
+
+    def check_takes_states(self) -> None:
+        if self.padding_mode != "zeros" and any(self._pads()):
+            raise InputError(
+                f"BinaryConv2d(padding_mode={self.padding_mode!r}) with binary inputs: it repeats units, and one flip "
+                "would count as several; use padding_mode='zeros', with padding_value=-1 or 1 for constant states"
+            )
+
+    def extra_repr(self) -> str:
+        value = f", padding_value={self.padding_value}" if self.padding_value else ""
+        arguments: str = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{arguments}{value}, noise={self.noise}"
+
+    def _pads(self) -> tuple[int, int, int, int]:
+        """Left, right, top, bottom; "same" puts the odd one at the end, as ``nn.Conv2d`` does."""
+        if self.padding == "valid":
+            return (0, 0, 0, 0)
+        if self.padding == "same":
+            whole = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
+            halves = [n // 2 for n in whole]
+            return halves[1], whole[1] - halves[1], halves[0], whole[0] - halves[0]
+        rows, columns = (int(pad) for pad in self.padding)
+        return columns, columns, rows, rows
+
+
+@final
+class _UndefinedGradient(torch.autograd.Function):
+    """The sampled sign, whose derivative nobody has chosen."""
+
+    @staticmethod
+    def forward(a: Tensor, states: Tensor) -> Tensor:
+        return states.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(
+            "backward() through sampled binary states without an estimator: call net(x, objective, estimator=fg.PSA()), or "
+            "fg.use(model, fg.PSA()) before model(x); or evaluate under torch.no_grad()"
+        )
+
+
+@final
+class Undefined:
+    """The rule of a layer without an estimator: sampled states, and an error instead of a wrong gradient."""
+
+    def states(self, call: LayerCall) -> Tensor:
+        a = call.affine(call.x)
+        states: Tensor = _UndefinedGradient.apply(a, call.sample(a))  # type: ignore[no-untyped-call]
+        return states
+
+
+UNDEFINED = Undefined()
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+def use(model: ModelT, estimator: StateRule | None, *, generator: Generator | None = None) -> ModelT:
+    """Give every binary layer of ``model`` a local estimator, for an ordinary ``model(x)`` and an ordinary loss.
+
+    For networks written by hand: skip connections, branches, concatenations. Whatever follows the last binary layer is
+    differentiated in the ordinary way, i.e. the head is linearised; :class:`flipgrad.Sequential` flips it exactly.
+
+    Args:
+        model: any module with binary layers in it.
+        estimator: one that needs only the layer at hand, such as ``fg.PSA()`` or ``fg.ST()``; None takes it away again.
+        generator: the source of randomness of all these layers, kept until the next call of ``use``.
+
+    Returns:
+        ``model``, changed in place.
+    """
+    layers = [module for module in model.modules() if isinstance(module, BinaryLayer)]
+    if not layers:
+        raise InputError(
+            f"fg.use: {type(model).__name__} has no binary layer; build it with fg.BinaryLinear or fg.BinaryConv2d"
+        )
+    if estimator is not None and not hasattr(estimator, "states"):
+        raise InputError(
+            f"fg.use: {type(estimator).__name__} needs the whole network; pass it to fg.Sequential: "
+            "net(x, objective, estimator=...)"
+        )
+    for layer in layers:
+        layer.estimator = estimator
+        layer.generator = generator
+    return model
+
+
+def check_states(x: Tensor, module: nn.Module) -> None:
+    """Refuse what is not ±1."""
+    if torch.compiler.is_compiling() or bool((x.abs() == 1).all()):
+        return
+    wrong = x[x.abs() != 1].flatten()[0].item()
+    raise InputError(
+        f"{type(module).__name__} was handed hidden states that are not ±1 (for example {wrong:g}): binary layers take each "
+        "other's states as they are. Reshape, slice or concatenate them; do not scale, add or activate them (a sum of two "
+        "states is the concatenation with the weight twice, an average pooling belongs into fg.Sequential)"
+    )
+
+
+def _came_from_states(x: Tensor) -> bool:
+    """Whether ``x`` was computed from the states of a binary layer: its autograd graph leads back to one."""
+    pending, seen = [x.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        if _metadata(node).get(_MARK):
+            return True
+        seen.add(node)
+        pending.extend(parent for parent, _ in node.next_functions)
+    return False
+
+
+def _metadata(node: Any) -> dict[str, bool]:
+    """The notes that autograd keeps with a node (typed as a method in torch, but a property)."""
+    notes: dict[str, bool] = node.metadata
+    return notes

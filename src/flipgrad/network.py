@@ -1,0 +1,284 @@
+"""The paper's model: real-valued modules, then stochastic binary layers, then a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.utils import parametrize
+
+from flipgrad.affine import connect
+from flipgrad.errors import InputError
+from flipgrad.layers import UNDEFINED, BinaryConv2d, BinaryLayer, Draw, LayerCall, fresh, given
+from flipgrad.noise import Noise, sign
+from flipgrad.objectives import Objective
+from flipgrad.plan import Apply, Plan, Sample, Step, plan
+
+# Turns one layer's evaluation into that layer's states: an estimator's rule, or a plain sample.
+Visit = Callable[[LayerCall], Tensor]
+
+
+class LossRule(Protocol):
+    """What a network asks of an estimator: losses [B] whose gradient is the estimator's."""
+
+    def losses(self, net: Sequential, x: Tensor, objective: Objective, draw: Draw) -> Tensor: ...
+
+
+@final
+class Sequential(nn.Module):
+    """A stochastic binary network: any differentiable modules, then binary layers, then a head.
+
+    Before the first binary layer any modules may stand; their output is real-valued and never flipped. Between binary layers
+    only what keeps the estimators right: reshaping, padding with 0 or ±1, average pooling (folded into the next layer's
+    weight for flips) and concatenation (:class:`flipgrad.Concat`). The rest is refused by name. An empty batch gives an
+    empty result.
+
+    Args:
+        modules: the layers in order.
+        head: maps the last states to outputs [B, K], e.g. ``nn.Linear``.
+
+    >>> import flipgrad as fg
+    >>> net = Sequential(fg.BinaryLinear(2, 5), fg.BinaryLinear(5, 5), head=nn.Linear(5, 3))
+    >>> x, y = torch.randn(10, 2), torch.randint(3, (10,))
+    >>> net(x).shape
+    torch.Size([10, 3])
+    >>> net(x, fg.CrossEntropy(y), estimator=fg.PSA()).mean().backward()
+    """
+
+    def __init__(self, *modules: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.body = tuple(str(index) for index in range(len(modules)))
+        for name, module in zip(self.body, modules, strict=True):
+            self.add_module(name, module)
+        self.head = head
+        self.plan()
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    def __getitem__(self, index: int) -> nn.Module:
+        return self.get_submodule(self.body[index])
+
+    def plan(self) -> Plan:
+        """The steps of an evaluation. Made anew from the modules each time, so that replacing one is safe."""
+        return plan(self.get_submodule(name) for name in self.body)
+
+    @property
+    def binary_layers(self) -> list[BinaryLayer]:
+        """The binary layers in the order of evaluation."""
+        return self.plan().layers()
+
+    def forward(
+        self,
+        x: Tensor,
+        objective: Objective | None = None,
+        *,
+        estimator: LossRule | None = None,
+        generator: Generator | None = None,
+        noise: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """Outputs of one sampled pass, or losses that carry an estimator's gradient.
+
+        Args:
+            x: inputs [B, ...], finite.
+            objective: maps outputs [..., B, K] to losses [..., B]; without it the head's outputs are returned.
+            estimator: how to differentiate the expected loss; by default the one given to :func:`flipgrad.use`, or PSA.
+            generator: the source of randomness.
+            noise: Z of every binary layer in order, instead of drawing it; each broadcasts to its pre-activations.
+
+        Returns:
+            Outputs [B, K], or losses [B]: their value is the sampled (or relaxed) loss, their gradient the estimator's.
+        """
+        _check_input(x)
+        draw = self._draw(generator, noise)
+        if objective is None:
+            return self.outputs(self.run(x, lambda call: (call.layer.estimator or UNDEFINED).states(call), draw))
+        return (estimator or self._default_estimator()).losses(self, x, objective, draw)
+
+    def run(self, x: Tensor, visit: Visit, draw: Draw) -> Tensor:
+        """The last states, where ``visit`` turns every layer's evaluation into that layer's states."""
+        return _run(self.plan().steps, x, visit, draw)
+
+    def outputs(self, states: Tensor) -> Tensor:
+        """The head's outputs [..., K] for the last layer's states."""
+        return self.readout()(states)
+
+    def readout(self) -> Readout:
+        """The head together with the modules between it and the last binary layer."""
+        return Readout(self.plan().tail, self.head)
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Tensor,
+        samples: int = 10,
+        *,
+        generator: Generator | None = None,
+        link: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """The predictive probabilities E_Z[p(y | x)], [B, K], averaged over ``samples`` draws of all noises.
+
+        Args:
+            x: inputs [B, ...].
+            samples: how many draws to average.
+            generator: the source of randomness.
+            link: turns outputs into what is averaged; by default softmax, or the sigmoid for a head with one output.
+        """
+        if samples < 1:
+            raise InputError(f"predict(samples={samples}): at least one sample is needed")
+        link = link or probabilities
+        return torch.stack([link(self(x, generator=generator)) for _ in range(samples)]).mean(0)
+
+    def deterministic(self, x: Tensor) -> Tensor:
+        """The outputs [B, K] of the deterministic net: every noise replaced by its median."""
+        medians = [x.new_tensor(layer.noise.median) for layer in self.binary_layers]
+        outputs: Tensor = self(x, noise=medians)
+        return outputs
+
+    @torch.no_grad()
+    def member(self, x: Tensor, *, generator: Generator | None = None) -> Member:
+        """One member of the ensemble: a draw of all noises, held fixed over inputs.
+
+        Args:
+            x: any inputs [B, ...], B >= 1, of the size that the member will see: they tell how many units there are.
+            generator: the source of randomness.
+        """
+        _check_input(x)
+        if not len(x):
+            raise InputError("member(x) needs at least one example to know the shapes of the units")
+        drawn: list[Tensor] = []
+
+        def visit(call: LayerCall) -> Tensor:
+            a = call.affine(call.x)
+            drawn.append(call.draw(call.noise, a))
+            return sign(a - drawn[-1])
+
+        self.run(x[:1], visit, fresh(generator))
+        return Member(self, tuple(drawn))
+
+    @torch.no_grad()
+    def initialize(self, batch: Tensor, *, generator: Generator | None = None) -> Sequential:
+        """Rescale and shift every binary layer so that its pre-activations on ``batch`` have mean 0 and variance 1.
+
+        The paper's data-dependent initialisation: one sampled pass, statistics per output channel over the batch and
+        space. A layer without bias is only rescaled; a channel that is constant on the batch is only shifted.
+
+        Returns:
+            The network, changed in place.
+        """
+        _check_input(batch)
+        self.run(batch, _whiten, fresh(generator))
+        return self
+
+    def _draw(self, generator: Generator | None, noise: Sequence[Tensor] | None) -> Draw:
+        if noise is None:
+            return fresh(generator or self.binary_layers[0].generator)
+        layers = self.binary_layers
+        if len(noise) != len(layers):
+            raise InputError(f"noise: {len(noise)} tensors were handed in for {len(layers)} binary layers; give one each")
+        remaining = iter(noise)
+
+        def draw(distribution: Noise, a: Tensor) -> Tensor:
+            z = next(remaining, None)
+            if z is None:
+                raise InputError("noise: this estimator draws more than once per layer, so it cannot replay handed-in noise")
+            return given(z)(distribution, a)
+
+        return draw
+
+    def _default_estimator(self) -> LossRule:
+        attached: Any = self.binary_layers[0].estimator
+        if hasattr(attached, "losses"):
+            rule: LossRule = attached
+            return rule
+        # The one upward reference: who does not choose gets the estimator that we recommend.
+        from flipgrad.estimators.psa import PSA
+
+        return PSA()
+
+
+@final
+@dataclass(frozen=True)
+class Readout:
+    """What follows the last binary layer: reshaping or pooling, and the head."""
+
+    tail: tuple[nn.Module, ...]
+    head: nn.Module
+
+    def __call__(self, states: Tensor) -> Tensor:
+        outputs: Tensor = self.head(connect(self.tail, states))
+        if outputs.dim() < 2 or outputs.shape[0] != states.shape[0]:
+            raise InputError(
+                f"the head must map states to outputs [batch, K], it gave {list(outputs.shape)} for {list(states.shape)}; one "
+                "output still needs the last dimension: nn.Linear(n, 1)"
+            )
+        return outputs
+
+
+@final
+@dataclass(frozen=True)
+class Member:
+    """One deterministic network of the ensemble: ``member(x)`` gives its outputs [B, K]."""
+
+    net: Sequential
+    noise: tuple[Tensor, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.net(x, noise=self.noise)
+        return outputs
+
+
+def probabilities(outputs: Tensor) -> Tensor:
+    """Class probabilities of outputs [..., K]: softmax, or the sigmoid where K = 1."""
+    return outputs.sigmoid() if outputs.shape[-1] == 1 else outputs.softmax(-1)
+
+
+def _run(steps: Iterable[Step], x: Tensor, visit: Visit, draw: Draw) -> Tensor:
+    for step in steps:
+        if isinstance(step, Apply):
+            x = step.module(x)
+        elif isinstance(step, Sample):
+            x = visit(LayerCall(step.layer, x, step.binary, step.affine(), draw))
+        else:
+            x = torch.cat([_run(chain, x, visit, draw) for chain in step.chains], step.dim)
+    return x
+
+
+def _whiten(call: LayerCall) -> Tensor:
+    """Whiten one layer's pre-activations and return its new states."""
+    layer, a = call.layer, call.affine(call.x)
+    channel = 1 if isinstance(layer, BinaryConv2d) else a.dim() - 1
+    others = [dim for dim in range(a.dim()) if dim != channel]
+    if a.numel() < 2 * a.shape[channel]:
+        raise InputError(f"initialize: pre-activations {list(a.shape)} have no variance; use a batch of at least two examples")
+    variance, mean = torch.var_mean(a, others, correction=0, keepdim=True)
+    scale = torch.where(variance > 0, variance.rsqrt(), 1)
+    if layer.bias is None:
+        mean = torch.zeros_like(mean)
+    else:
+        _assign(layer, "bias", (layer.bias - mean.flatten()) * scale.flatten())
+    _assign(layer, "weight", layer.weight * scale.view(-1, *[1] * (layer.weight.dim() - 1)))
+    return call.sample((a - mean) * scale)
+
+
+def _assign(layer: BinaryLayer, name: str, value: Tensor) -> None:
+    if not parametrize.is_parametrized(layer, name):
+        getattr(layer, name).copy_(value)
+        return
+    try:
+        setattr(layer, name, value)
+    except NotImplementedError:
+        raise InputError(
+            f"initialize: the parametrisation of {type(layer).__name__}.{name} has no right_inverse, so it cannot be set; add "
+            "one, or initialise before parametrising"
+        ) from None
+
+
+def _check_input(x: Tensor) -> None:
+    if torch.compiler.is_compiling():
+        return
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise InputError("the network's input holds NaN or inf; clean or normalise the data first")

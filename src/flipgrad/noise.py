@@ -1,0 +1,255 @@
+r"""The noise :math:`Z` injected in front of every sign: :math:`x = \mathrm{sign}(a - Z)`.
+
+With cdf :math:`F` a unit is +1 with probability :math:`F(a)` and has the conditional mean
+:math:`m(a) = 2F(a) - 1`. Every noise here is symmetric about zero, so :math:`P(x = -1) = F(-a)` keeps its
+relative precision in the tails, and the noise's median is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Generator, Tensor
+
+from flipgrad.errors import InputError
+
+
+def sign(t: Tensor) -> Tensor:
+    """The sign as a state: +1 where ``t >= 0``, else -1 (never 0, unlike ``torch.sign``).
+
+    >>> sign(torch.tensor([-0.5, 0.0, 2.0]))
+    tensor([-1.,  1.,  1.])
+    """
+    return (t >= 0).to(t.dtype).mul_(2).sub_(1)
+
+
+@dataclass(frozen=True)
+class Noise(ABC):
+    """A symmetric distribution of the injected noise, scaled by ``scale``.
+
+    Subclasses give the functions of the standard distribution (scale 1); this class rescales them.
+
+    Args:
+        scale: the factor on the standard noise, positive and finite.
+    """
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise InputError(f"{type(self).__name__}(scale={self.scale}): the scale must be positive and finite, e.g. 1.0")
+
+    @property
+    def variance(self) -> float:
+        """The variance of Z."""
+        return self.scale**2 * self._variance()
+
+    @property
+    def median(self) -> float:
+        """The median of Z: 0, by symmetry. The deterministic net replaces Z by it."""
+        return 0.0
+
+    def cdf(self, a: Tensor) -> Tensor:
+        """The probability F(a) that a unit with pre-activation ``a`` is +1."""
+        return self._cdf(a / self.scale)
+
+    def log_cdf(self, a: Tensor) -> Tensor:
+        """log F(a), finite for every finite ``a``; an impossible state gets the log of the smallest normal number."""
+        return self._log_cdf(a / self.scale)
+
+    def log_prob(self, x: Tensor, a: Tensor) -> Tensor:
+        """log P(state x | pre-activation a) of states ``x`` in {-1, +1}; finite, see :meth:`log_cdf`."""
+        return self.log_cdf(x * a)
+
+    def pdf(self, a: Tensor) -> Tensor:
+        """The density F'(a)."""
+        return self._pdf(a / self.scale, 0) / self.scale
+
+    def pdf_derivative(self, a: Tensor, order: int = 1) -> Tensor:
+        """The density's derivative of order 1, 2 or 3: F'', F''' and F''''.
+
+        Where it does not exist (the kink of Laplace, the edges of Uniform) it is 0.
+        """
+        if order not in (1, 2, 3):
+            raise InputError(f"pdf_derivative(order={order}): the order must be 1, 2 or 3")
+        return self._pdf(a / self.scale, order) / self.scale ** (order + 1)
+
+    def icdf(self, u: Tensor) -> Tensor:
+        """The inverse of the cdf, for ``u`` in (0, 1)."""
+        return self._icdf(u) * self.scale
+
+    def mean_sign(self, a: Tensor) -> Tensor:
+        """The conditional mean m(a) = 2F(a) - 1 of a unit's state."""
+        return self._mean_sign(a / self.scale)
+
+    def sample(
+        self,
+        shape: Sequence[int],
+        *,
+        generator: Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Independent draws of Z, reproducible from the ``generator``; always finite."""
+        dtype = dtype or torch.get_default_dtype()
+        # Half precision has too few bits for a uniform variable whose logarithm is taken.
+        wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+        u = torch.rand(tuple(shape), generator=generator, dtype=wide, device=device)
+        return self.icdf(u.clamp_(min=torch.finfo(wide).tiny)).to(dtype)
+
+    def sample_like(self, a: Tensor, *, generator: Generator | None = None) -> Tensor:
+        """Draws of Z with the shape, dtype and device of the pre-activations ``a``."""
+        return self.sample(a.shape, generator=generator, dtype=a.dtype, device=a.device)
+
+    def sample_sign(self, a: Tensor, generator: Generator | None = None) -> Tensor:
+        """Sampled states sign(a - Z), without a gradient."""
+        return sign(a.detach() - self.sample_like(a, generator=generator))
+
+    @abstractmethod
+    def _cdf(self, t: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _log_cdf(self, t: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _pdf(self, t: Tensor, order: int) -> Tensor: ...
+
+    @abstractmethod
+    def _icdf(self, u: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _mean_sign(self, t: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _variance(self) -> float: ...
+
+
+@final
+@dataclass(frozen=True)
+class Logistic(Noise):
+    """Logistic noise: F is the sigmoid. The paper's choice, and the default.
+
+    >>> Logistic().cdf(torch.tensor(0.0))
+    tensor(0.5000)
+    """
+
+    def _cdf(self, t: Tensor) -> Tensor:
+        return torch.sigmoid(t)
+
+    def _log_cdf(self, t: Tensor) -> Tensor:
+        return torch.nn.functional.logsigmoid(t)
+
+    def _pdf(self, t: Tensor, order: int) -> Tensor:
+        f = torch.sigmoid(t) * torch.sigmoid(-t)
+        if order == 0:
+            return f
+        if order == 2:
+            return f * (1 - 6 * f)
+        slope = -f * torch.tanh(t / 2)
+        return slope if order == 1 else slope * (1 - 12 * f)
+
+    def _icdf(self, u: Tensor) -> Tensor:
+        return torch.log(u) - torch.log1p(-u)
+
+    def _mean_sign(self, t: Tensor) -> Tensor:
+        return torch.tanh(t / 2)
+
+    def _variance(self) -> float:
+        return math.pi**2 / 3
+
+
+@final
+@dataclass(frozen=True)
+class Normal(Noise):
+    """Gaussian noise with standard deviation ``scale``."""
+
+    def _cdf(self, t: Tensor) -> Tensor:
+        probability: Tensor = torch.special.ndtr(t)
+        return probability
+
+    def _log_cdf(self, t: Tensor) -> Tensor:
+        log_probability: Tensor = torch.special.log_ndtr(t)
+        return log_probability
+
+    def _pdf(self, t: Tensor, order: int) -> Tensor:
+        # Beyond |t| = 40 the density is 0 even in float64: the clamp only keeps t**3 from meeting it as inf * 0.
+        t = t.clamp(-1e3, 1e3)
+        phi = torch.exp(-t * t / 2) / math.sqrt(2 * math.pi)
+        if order == 0:
+            return phi
+        return phi * (-t, t * t - 1, t * (3 - t * t))[order - 1]
+
+    def _icdf(self, u: Tensor) -> Tensor:
+        quantile: Tensor = torch.special.ndtri(u)
+        return quantile
+
+    def _mean_sign(self, t: Tensor) -> Tensor:
+        return torch.erf(t / math.sqrt(2))
+
+    def _variance(self) -> float:
+        return 1.0
+
+
+@final
+@dataclass(frozen=True)
+class Laplace(Noise):
+    """Laplace noise with density exp(-|z| / scale) / (2 scale)."""
+
+    def _cdf(self, t: Tensor) -> Tensor:
+        # One-sided clamps, not |t|: their derivative at 0 is the density's value there, that of |t| is 0.
+        lower = torch.exp(t.clamp(max=0)) / 2
+        upper = 1 - torch.exp(-t.clamp(min=0)) / 2
+        return torch.where(t < 0, lower, upper)
+
+    def _log_cdf(self, t: Tensor) -> Tensor:
+        lower = t.clamp(max=0) - math.log(2)
+        upper = torch.log1p(-torch.exp(-t.clamp(min=0)) / 2)
+        return torch.where(t < 0, lower, upper)
+
+    def _pdf(self, t: Tensor, order: int) -> Tensor:
+        f = torch.exp(-t.abs()) / 2
+        return f if order % 2 == 0 else -torch.sign(t) * f
+
+    def _icdf(self, u: Tensor) -> Tensor:
+        lower = torch.log(2 * u.clamp(max=0.5))
+        upper = -torch.log(2 * (1 - u.clamp(min=0.5)))
+        return torch.where(u < 0.5, lower, upper)
+
+    def _mean_sign(self, t: Tensor) -> Tensor:
+        lower = torch.expm1(t.clamp(max=0))
+        upper = -torch.expm1(-t.clamp(min=0))
+        return torch.where(t < 0, lower, upper)
+
+    def _variance(self) -> float:
+        return 2.0
+
+
+@final
+@dataclass(frozen=True)
+class Uniform(Noise):
+    """Noise uniform on [-scale, scale]: F is linear there, so PSA and ST agree (math: F has no curvature)."""
+
+    def _cdf(self, t: Tensor) -> Tensor:
+        return ((t + 1) / 2).clamp(0, 1)
+
+    def _log_cdf(self, t: Tensor) -> Tensor:
+        return torch.log(self._cdf(t).clamp(min=torch.finfo(t.dtype).tiny))
+
+    def _pdf(self, t: Tensor, order: int) -> Tensor:
+        if order > 0:
+            return torch.zeros_like(t)
+        return (t.abs() <= 1).to(t.dtype) / 2
+
+    def _icdf(self, u: Tensor) -> Tensor:
+        return 2 * u - 1
+
+    def _mean_sign(self, t: Tensor) -> Tensor:
+        return t.clamp(-1, 1)
+
+    def _variance(self) -> float:
+        return 1 / 3

@@ -1,0 +1,161 @@
+"""Objectives: losses of the head's output that accept extra leading dimensions, so that flips can be evaluated at once.
+
+An objective maps outputs [..., B, K] to losses [..., B]; targets of a batch [B, ...] are broadcast over the dimensions in
+front. Any callable that does the same is an objective, for example ``lambda out: out.square().sum(-1)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flipgrad.errors import InputError
+
+Objective = Callable[[Tensor], Tensor]
+
+
+class BatchObjective(Protocol):
+    """An objective with one target per example, so that part of a batch can be evaluated."""
+
+    def __call__(self, outputs: Tensor) -> Tensor: ...
+
+    def select(self, index: slice | Tensor) -> BatchObjective: ...
+
+
+@final
+class CrossEntropy:
+    """-log softmax(outputs)[label], per example.
+
+    Args:
+        labels: class indices [B].
+
+    >>> CrossEntropy(torch.tensor([0, 1]))(torch.zeros(5, 2, 4)).shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(self, labels: Tensor) -> None:
+        if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
+            raise InputError(
+                f"CrossEntropy takes class indices [B], got {labels.dtype} of shape {list(labels.shape)}; for label "
+                "distributions use SoftCrossEntropy"
+            )
+        if labels.numel() and int(labels.min()) < 0:
+            raise InputError(f"CrossEntropy: label {int(labels.min())} is negative; labels count from 0")
+        self.labels = labels.long()
+        self._largest = int(labels.max()) if labels.numel() else -1
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        _check_batch(self, outputs, len(self.labels))
+        if self._largest >= outputs.shape[-1]:
+            raise InputError(
+                f"CrossEntropy: label {self._largest} but the head has {outputs.shape[-1]} outputs; labels count from 0"
+            )
+        index = self.labels[:, None].expand(*outputs.shape[:-1], 1)
+        return outputs.logsumexp(-1) - outputs.gather(-1, index).squeeze(-1)
+
+    def select(self, index: slice | Tensor) -> CrossEntropy:
+        """The objective of part of the batch."""
+        return CrossEntropy(self.labels[index])
+
+
+@final
+class SoftCrossEntropy:
+    """Cross-entropy of softmax(outputs) relative to a label distribution p*, per example.
+
+    Args:
+        p_star: probabilities [B, K]; every row sums to 1.
+    """
+
+    def __init__(self, p_star: Tensor) -> None:
+        if p_star.dim() != 2 or not p_star.is_floating_point():
+            raise InputError(
+                f"SoftCrossEntropy takes probabilities [B, K], got {p_star.dtype} of shape {list(p_star.shape)}; for class "
+                "indices use CrossEntropy"
+            )
+        if bool((p_star < 0).any()) or not bool(torch.allclose(p_star.sum(1), p_star.new_ones(()), atol=1e-4)):
+            raise InputError("SoftCrossEntropy: every row of p_star must be non-negative and sum to 1; normalise it first")
+        self.p_star = p_star
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        _check_batch(self, outputs, len(self.p_star))
+        return -(self.p_star * functional.log_softmax(outputs, -1)).sum(-1)
+
+    def select(self, index: slice | Tensor) -> SoftCrossEntropy:
+        """The objective of part of the batch."""
+        return SoftCrossEntropy(self.p_star[index])
+
+
+@final
+class LogisticLoss:
+    """log(1 + exp(-label * output)) of a head with one output, per example.
+
+    Args:
+        labels: -1 or +1 for each example, [B].
+    """
+
+    def __init__(self, labels: Tensor) -> None:
+        if labels.dim() != 1 or not bool((labels.abs() == 1).all()):
+            raise InputError(f"LogisticLoss takes labels -1 or +1 of shape [B], got shape {list(labels.shape)}; map 0 to -1")
+        self.labels = labels
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        _check_batch(self, outputs, len(self.labels))
+        if outputs.shape[-1] != 1:
+            raise InputError(f"LogisticLoss takes one output per example, the head has {outputs.shape[-1]}; use CrossEntropy")
+        return functional.softplus(-self.labels * outputs.squeeze(-1))
+
+    def select(self, index: slice | Tensor) -> LogisticLoss:
+        """The objective of part of the batch."""
+        return LogisticLoss(self.labels[index])
+
+
+@final
+class SquaredError:
+    """The squared distance of the outputs to a target, summed over the outputs, per example.
+
+    Args:
+        target: [B, K].
+    """
+
+    def __init__(self, target: Tensor) -> None:
+        if target.dim() != 2:
+            raise InputError(
+                f"SquaredError takes a target [B, K], got shape {list(target.shape)}; use target[:, None] for K = 1"
+            )
+        self.target = target
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        _check_batch(self, outputs, len(self.target))
+        if outputs.shape[-1] != self.target.shape[1]:
+            raise InputError(
+                f"SquaredError: the target has {self.target.shape[1]} values per example, the head {outputs.shape[-1]}"
+            )
+        return (outputs - self.target).square().sum(-1)
+
+    def select(self, index: slice | Tensor) -> SquaredError:
+        """The objective of part of the batch."""
+        return SquaredError(self.target[index])
+
+
+def evaluate(objective: Objective, outputs: Tensor) -> Tensor:
+    """The losses [..., B] of ``outputs`` [..., B, K], refusing an objective that returns another shape."""
+    losses = objective(outputs)
+    if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:-1]:
+        came = f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+        raise InputError(
+            f"the objective must map outputs {list(outputs.shape)} to one loss per example, {list(outputs.shape[:-1])}, got "
+            f"{came}: reduce over the last dimension only (reduction='none', sum(-1))"
+        )
+    return losses
+
+
+def _check_batch(objective: object, outputs: Tensor, batch: int) -> None:
+    if outputs.dim() < 2 or outputs.shape[-2] != batch:
+        raise InputError(
+            f"{type(objective).__name__} has targets for {batch} examples, the head's output has shape {list(outputs.shape)} "
+            "(examples are its last but one dimension): give the inputs and the targets of the same batch"
+        )
