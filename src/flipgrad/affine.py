@@ -40,10 +40,6 @@ class Affine(ABC):
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
         """The discrete gradient in the binary states ``x``, given ``a`` = ``self(x)`` and the gradient in sign(a - Z)."""
 
-    @abstractmethod
-    def after(self, connectors: Connectors) -> Affine:
-        """The map of what comes before ``connectors``, linear modules between the states and this map."""
-
 
 @final
 @dataclass(frozen=True)
@@ -68,9 +64,6 @@ class LinearMap(Affine):
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
         states, a, grad = (t.reshape(-1, t.shape[-1]) for t in (x, a, grad))
         return flips.linear(states, a, grad, self.weight.detach(), noise).reshape(x.shape)
-
-    def after(self, connectors: Connectors) -> Affine:
-        return FoldedMap(self, tuple(connectors))
 
 
 @final
@@ -109,9 +102,6 @@ class ConvMap(Affine):
             return flips.conv2d(x, a, grad, weight, noise, self.stride, padding, *shape)
         padded = self._padded(x)
         return transpose(self._padded, x, flips.conv2d(padded, a, grad, weight, noise, self.stride, (0, 0), *shape))
-
-    def after(self, connectors: Connectors) -> Affine:
-        return FoldedMap(self, tuple(connectors))
 
     @property
     def _is_plain(self) -> bool:
@@ -161,7 +151,13 @@ class FoldedMap(Affine):
         return self.inner.weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.inner(connect(self.connectors, x))
+        connected = connect(self.connectors, x)
+        if isinstance(self.inner, LinearMap) and connected.dim() != 2:
+            raise InputError(
+                f"a fully connected layer got {list(connected.shape)} from the pooling before it: put torch.nn.Flatten() "
+                "between them"
+            )
+        return self.inner(connected)
 
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
         if isinstance(self.inner, LinearMap):
@@ -169,9 +165,6 @@ class FoldedMap(Affine):
             units = x.flatten(1)
             return flips.linear(units, a, grad, weight, noise).reshape(x.shape)
         return self._flip_pooled(self.inner, x, a, grad, noise)
-
-    def after(self, connectors: Connectors) -> Affine:
-        return FoldedMap(self.inner, (*connectors, *self.connectors))
 
     def _flip_pooled(self, conv: ConvMap, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
         pools = [module for module in self.connectors if isinstance(module, PoolModule)]

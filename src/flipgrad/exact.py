@@ -98,10 +98,12 @@ class _Chain:
             _, states = _transition([step], x[:1])
         widest, matrices = len(states), []
         for later in steps:
+            if isinstance(later, Apply):
+                states = later.module(states)
+                continue
             matrix, states = _transition([later], states)
-            if not isinstance(later, Apply):
-                matrices.append(matrix)
-                widest = max(widest, len(states))
+            matrices.append(matrix)
+            widest = max(widest, len(states))
         return _Chain(x, step, tuple(matrices), states, max(1, BUDGET // 8 // widest))
 
     def distribution(self, inputs: Tensor) -> Tensor:
@@ -154,6 +156,7 @@ def _transition(steps: Iterable[Step], x: Tensor) -> tuple[Tensor, Tensor]:
         total = matrix if total is None else total @ matrix
     if total is None:
         # A branch that only moves units around leads from every state to itself.
+        _check_budget(len(x), (len(x) - 1).bit_length())
         total = torch.eye(len(x), dtype=x.dtype, device=x.device)
     return total, x
 

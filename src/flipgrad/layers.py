@@ -67,9 +67,10 @@ def given(z: Tensor) -> Draw:
     """A source that returns the noise ``z``, if it broadcasts to the pre-activations."""
 
     def draw(noise: Noise, a: Tensor) -> Tensor:
-        if torch.broadcast_shapes(z.shape, a.shape) != a.shape:
+        sizes = zip(reversed(z.shape), reversed(a.shape), strict=False)
+        if z.dim() > a.dim() or any(n not in (1, m) for n, m in sizes):
             raise InputError(f"noise of shape {list(z.shape)} does not broadcast to pre-activations {list(a.shape)}")
-        return z
+        return z.to(a.dtype)
 
     return draw
 
@@ -84,7 +85,7 @@ class BinaryLayer(nn.Module, ABC):
     generator: Generator | None = None
 
     @abstractmethod
-    def affine(self) -> Affine:
+    def affine(self) -> LinearMap | ConvMap:
         """The layer's affine map with its parameters as they are now."""
 
     @abstractmethod
@@ -150,7 +151,7 @@ class BinaryLinear(BinaryLayer, nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype)
         self.noise = noise or Logistic()
 
-    def affine(self) -> Affine:
+    def affine(self) -> LinearMap:
         return LinearMap(self.weight, self.bias)
 
     def check_takes_states(self) -> None:
@@ -209,7 +210,7 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
         self.noise = noise or Logistic()
         self.padding_value = padding_value
 
-    def affine(self) -> Affine:
+    def affine(self) -> ConvMap:
         return ConvMap(
             self.weight,
             self.bias,
@@ -284,7 +285,8 @@ def use(model: ModelT, estimator: StateRule | None, *, generator: Generator | No
     """Give every binary layer of ``model`` a local estimator, for an ordinary ``model(x)`` and an ordinary loss.
 
     For networks written by hand: skip connections, branches, concatenations. Whatever follows the last binary layer is
-    differentiated in the ordinary way, i.e. the head is linearised; :class:`flipgrad.Sequential` flips it exactly.
+    differentiated in the ordinary way, i.e. the head is linearised; :class:`flipgrad.Sequential` flips it exactly. A unit may
+    go to many layers, but to each of them once: the copies in ``torch.cat([h, h], 1)`` would be flipped one at a time.
 
     Args:
         model: any module with binary layers in it.

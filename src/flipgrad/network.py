@@ -255,12 +255,14 @@ def _whiten(call: LayerCall) -> Tensor:
     if a.numel() < 2 * a.shape[channel]:
         raise InputError(f"initialize: pre-activations {list(a.shape)} have no variance; use a batch of at least two examples")
     variance, mean = torch.var_mean(a, others, correction=0, keepdim=True)
-    scale = torch.where(variance > 0, variance.rsqrt(), 1)
+    # A channel is constant if it varies no more than by the rounding of the pre-activations.
+    rounding = 4 * torch.finfo(a.dtype).eps * a.abs().max()
+    scale = torch.where(variance > rounding**2, variance.rsqrt(), 1)
+    _assign(layer, "weight", layer.weight * scale.view(-1, *[1] * (layer.weight.dim() - 1)))
     if layer.bias is None:
         mean = torch.zeros_like(mean)
     else:
         _assign(layer, "bias", (layer.bias - mean.flatten()) * scale.flatten())
-    _assign(layer, "weight", layer.weight * scale.view(-1, *[1] * (layer.weight.dim() - 1)))
     return call.sample((a - mean) * scale)
 
 
@@ -268,13 +270,13 @@ def _assign(layer: BinaryLayer, name: str, value: Tensor) -> None:
     if not parametrize.is_parametrized(layer, name):
         getattr(layer, name).copy_(value)
         return
-    try:
-        setattr(layer, name, value)
-    except NotImplementedError:
+    parametrizations: Any = layer.parametrizations
+    if not all(hasattr(step, "right_inverse") for step in parametrizations[name]):
         raise InputError(
             f"initialize: the parametrisation of {type(layer).__name__}.{name} has no right_inverse, so it cannot be set; add "
             "one, or initialise before parametrising"
-        ) from None
+        )
+    setattr(layer, name, value)
 
 
 def _check_input(x: Tensor) -> None:

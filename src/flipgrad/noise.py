@@ -59,7 +59,7 @@ class Noise(ABC):
         return self._cdf(a / self.scale)
 
     def log_cdf(self, a: Tensor) -> Tensor:
-        """log F(a), finite for every finite ``a``; an impossible state gets the log of the smallest normal number."""
+        """log F(a), finite for |a| up to 1e18 scales; an impossible state gets the log of the smallest normal number."""
         return self._log_cdf(a / self.scale)
 
     def log_prob(self, x: Tensor, a: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class Noise(ABC):
     def pdf_derivative(self, a: Tensor, order: int = 1) -> Tensor:
         """The density's derivative of order 1, 2 or 3: F'', F''' and F''''.
 
-        Where it does not exist (the kink of Laplace, the edges of Uniform) it is 0.
+        Where it does not exist (the kink of Laplace, the edges of Uniform) it is the mean of its limits from both sides.
         """
         if order not in (1, 2, 3):
             raise InputError(f"pdf_derivative(order={order}): the order must be 1, 2 or 3")
@@ -169,8 +169,8 @@ class Normal(Noise):
     """Gaussian noise with standard deviation ``scale``."""
 
     def _cdf(self, t: Tensor) -> Tensor:
-        probability: Tensor = torch.special.ndtr(t)
-        return probability
+        # Not torch.special.ndtr, which is (1 + erf) / 2 and rounds the lower tail away.
+        return torch.erfc(t * -math.sqrt(0.5)) / 2
 
     def _log_cdf(self, t: Tensor) -> Tensor:
         log_probability: Tensor = torch.special.log_ndtr(t)

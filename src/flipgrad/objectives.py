@@ -82,6 +82,10 @@ class SoftCrossEntropy:
 
     def __call__(self, outputs: Tensor) -> Tensor:
         _check_batch(self, outputs, len(self.p_star))
+        if outputs.shape[-1] != self.p_star.shape[1]:
+            raise InputError(
+                f"SoftCrossEntropy: p_star has {self.p_star.shape[1]} classes, the head {outputs.shape[-1]} outputs"
+            )
         return -(self.p_star * functional.log_softmax(outputs, -1)).sum(-1)
 
     def select(self, index: slice | Tensor) -> SoftCrossEntropy:
@@ -98,7 +102,7 @@ class LogisticLoss:
     """
 
     def __init__(self, labels: Tensor) -> None:
-        if labels.dim() != 1 or not bool((labels.abs() == 1).all()):
+        if labels.dim() != 1 or labels.dtype == torch.bool or not bool((labels.abs() == 1).all()):
             raise InputError(f"LogisticLoss takes labels -1 or +1 of shape [B], got shape {list(labels.shape)}; map 0 to -1")
         self.labels = labels
 
@@ -106,7 +110,7 @@ class LogisticLoss:
         _check_batch(self, outputs, len(self.labels))
         if outputs.shape[-1] != 1:
             raise InputError(f"LogisticLoss takes one output per example, the head has {outputs.shape[-1]}; use CrossEntropy")
-        return functional.softplus(-self.labels * outputs.squeeze(-1))
+        return functional.softplus(-(self.labels * outputs.squeeze(-1)))
 
     def select(self, index: slice | Tensor) -> LogisticLoss:
         """The objective of part of the batch."""

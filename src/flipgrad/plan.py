@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flipgrad.affine import Affine
+from flipgrad.affine import Affine, FoldedMap
 from flipgrad.errors import InputError
 from flipgrad.layers import BinaryConv2d, BinaryLayer
-from flipgrad.pooling import PoolModule
+from flipgrad.pooling import PoolModule, check_even
 
 # Modules that only move states around: a unit stays one unit and stays ±1.
 RESHAPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
@@ -61,7 +61,7 @@ class Sample:
     def affine(self) -> Affine:
         """The affine map of the states before the connectors."""
         affine = self.layer.affine()
-        return affine.after(self.connectors) if self.connectors else affine
+        return FoldedMap(affine, self.connectors) if self.connectors else affine
 
 
 @dataclass(frozen=True)
@@ -136,11 +136,27 @@ def _branch(module: Concat, binary: bool) -> Branch:
             name = _name(pending[0] if pending else branch)
             raise InputError(f"Concat: the branch ending with {name} does not give ±1 states; end it with a binary layer")
         chains.append(tuple(steps))
+    if sum(_hands_on(chain) for chain in chains) > 1:
+        raise InputError(
+            "Concat: more than one branch hands the same states on, so a unit would stand there twice and each copy be flipped "
+            "alone; keep one of these branches (a weight counts twice by doubling it)"
+        )
     return Branch(tuple(chains), module.dim)
 
 
+def _hands_on(steps: Iterable[Step]) -> bool:
+    """Whether the input's own units are among those of the result."""
+    return all(
+        isinstance(step, Apply) or (isinstance(step, Branch) and any(_hands_on(chain) for chain in step.chains))
+        for step in steps
+    )
+
+
 def _check_between(module: nn.Module) -> None:
-    if isinstance(module, (*RESHAPING, PoolModule)):
+    if isinstance(module, PoolModule):
+        check_even(module)
+        return
+    if isinstance(module, RESHAPING):
         return
     if isinstance(module, nn.ConstantPad2d):
         if module.value in (-1, 0, 1):

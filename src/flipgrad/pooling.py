@@ -40,13 +40,18 @@ class Pool:
             kernel = (size[0] // goal[0], size[1] // goal[1])
             return Pool(kernel, kernel, (0, 0), 1 / (kernel[0] * kernel[1]))
         kernel, padding = _pair(module.kernel_size), _pair(module.padding)
-        if module.ceil_mode or (any(padding) and not module.count_include_pad):
-            raise InputError(
-                f"{module} between binary layers: its border windows weigh pixels differently; use ceil_mode=False and "
-                "count_include_pad=True"
-            )
+        check_even(module)
         weight = 1 / (module.divisor_override or kernel[0] * kernel[1])
         return Pool(kernel, _pair(module.stride), padding, weight)
+
+
+def check_even(module: PoolModule) -> None:
+    """Refuse a pooling whose windows weigh pixels differently at the border; adaptive ones are checked with their input."""
+    if isinstance(module, nn.AvgPool2d) and (module.ceil_mode or (any(_pair(module.padding)) and not module.count_include_pad)):
+        raise InputError(
+            f"{module} between binary layers: its border windows weigh pixels differently; use ceil_mode=False and "
+            "count_include_pad=True"
+        )
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ def _spread(weight: Tensor, step: tuple[int, int], pool: Pool) -> Tensor:
     box = weight.new_full((1, 1, *pool.kernel), pool.weight)
     taps = weight.flatten(0, 1)[:, None]
     spread: Tensor = functional.conv_transpose2d(taps, box, stride=step)
-    return spread[:, 0].unflatten(0, weight.shape[:2])
+    return spread.view(*weight.shape[:2], *spread.shape[2:])
 
 
 def _pair(value: object) -> tuple[int, int]:

@@ -38,7 +38,8 @@ class PSA(LocalEstimator):
     which is the paper's algorithm with its signs cancelled; it needs no auxiliary variables and one backward pass.
 
     Biased in general, by the linearisation of a product of probabilities. Unbiased with one hidden layer, with one unit in
-    every layer but the last, and for the last layer's own parameters in every network.
+    every layer but the first, and for the last layer's own parameters in every network. (The paper says "but the last",
+    which needs besides that the loss adds up over that layer's units: their joint probability is a product too.)
 
     Args:
         head: the gradient in the head's own parameters. "sampled" is that of the sampled loss; "enhanced" averages it over

@@ -2,27 +2,30 @@ r"""The flip product in vectorised torch operations, exact for every noise, in c
 
 Each term :math:`F(a_j) - F(a_j - s)` with :math:`s = 2 A_{ji} x_i` is formed, at most :data:`CHUNK` of them at a time.
 By the noise's symmetry the term of a pre-activation on the upper tail is mirrored to the lower one, where
-probabilities are small and their differences keep their relative precision.
+probabilities are small and their differences keep their relative precision. Where the weights are so small that the
+differences would cancel, they are formed in a wider dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from flipgrad.noise import Noise
 
-# Terms formed at once: 2**20 float32 numbers are 4 MiB, which stays in cache.
-CHUNK = 2**20
+# Terms formed at once: 2**18 float32 numbers are 1 MiB, which stays in a core's cache.
+CHUNK = 2**18
+
+# The rounding error that is allowed, relative to the norm of the result.
+PRECISION = 1e-5
 
 
 def linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
     """The flip product of a fully connected layer.
 
     Args:
-        x: states [B, in].
+        x: states [B, in]; a zero is no unit and gets no gradient.
         a: pre-activations [B, out] of ``x``.
         grad: the gradient [B, out] in the layer's output states.
         weight: [out, in].
@@ -31,15 +34,9 @@ def linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> 
     Returns:
         The discrete gradient [B, in] in the states ``x``.
     """
-    u = torch.zeros_like(x)
-    a, mirror = _mirrored(a)
-    grad, flip = grad * mirror, 2 * mirror
-    kept = (noise.cdf(a) * grad).sum(1, keepdim=True)
-    for rows, columns in _chunks(x.shape[0], x.shape[1], weight.shape[0]):
-        step = flip[rows, None, :] * weight.t()[None, columns] * x[rows, columns, None]
-        moved = noise.cdf(a[rows, None, :] - step)
-        u[rows, columns] = x[rows, columns] * (kept[rows] - torch.einsum("bij,bj->bi", moved, grad[rows]))
-    return u
+    dtype, wide = x.dtype, _wide_enough(weight, noise)
+    x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
+    return _product(x[:, None], a[:, None], grad[:, None], weight[None], noise)[:, 0].to(dtype)
 
 
 def conv2d(
@@ -55,8 +52,8 @@ def conv2d(
 ) -> Tensor:
     """The flip product of a convolution with zero padding.
 
-    One kernel position at a time, every output looks at one input position: a batched matrix of terms
-    [outputs, inputs] at each place of the output plane.
+    At one position of the kernel, every place of the output plane sees one place of the input: that is a fully connected
+    layer with the places as its batch.
 
     Args:
         x: states [B, C, H, W]; a zero is no unit and gets no gradient.
@@ -69,46 +66,58 @@ def conv2d(
     Returns:
         The discrete gradient [B, C, H, W] in the states ``x``.
     """
-    batch = x.shape[0]
-    padded = torch.nn.functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    height, width = a.shape[2:]
+    dtype, wide = x.dtype, _wide_enough(weight, noise)
+    x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
+    padded = functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
     u = torch.zeros_like(padded)
-    a, mirror = _mirrored(a)
-    grad, flip = grad * mirror, 2 * mirror
-    kept = (noise.cdf(a) * grad).unflatten(1, (groups, -1)).sum(2, keepdim=True)
-    # [B, groups, outputs or inputs of a group, H', W']
-    a, grad, flip = (t.unflatten(1, (groups, -1)) for t in (a, grad, flip))
+    a, grad = _by_place(a, groups), _by_place(grad, groups)
     kernels = weight.unflatten(0, (groups, -1))
-    per_group, height, width = kernels.shape[2], *a.shape[3:]
-    terms = a[:1].numel()
     for row in range(weight.shape[2]):
         for column in range(weight.shape[3]):
             top, left = row * dilation[0], column * dilation[1]
-            place = (
-                slice(top, top + (height - 1) * stride[0] + 1, stride[0]),
-                slice(left, left + (width - 1) * stride[1] + 1, stride[1]),
-            )
-            # [groups, outputs, inputs, 1, 1]
-            tap = kernels[:, :, :, row, column, None, None]
-            for rows, inputs in _chunks(batch, per_group, terms):
-                state = padded[rows, :, place[0], place[1]].unflatten(1, (groups, -1))[:, :, inputs]
-                step = flip[rows, :, :, None] * tap[None, :, :, inputs] * state[:, :, None]
-                moved = noise.cdf(a[rows, :, :, None] - step)
-                change = kept[rows] - (moved * grad[rows, :, :, None]).sum(2)
-                target = u[rows].unflatten(1, (groups, -1))[:, :, inputs, place[0], place[1]]
-                target += state * change
+            rows = slice(top, top + (height - 1) * stride[0] + 1, stride[0])
+            columns = slice(left, left + (width - 1) * stride[1] + 1, stride[1])
+            seen = padded[:, :, rows, columns]
+            product = _product(_by_place(seen, groups), a, grad, kernels[..., row, column], noise)
+            u[:, :, rows, columns] += product.reshape(len(x), height, width, x.shape[1]).permute(0, 3, 1, 2)
     bottom, right = padded.shape[2] - padding[0], padded.shape[3] - padding[1]
-    return u[:, :, padding[0] : bottom, padding[1] : right].contiguous()
+    return u[:, :, padding[0] : bottom, padding[1] : right].contiguous().to(dtype)
 
 
-def _mirrored(a: Tensor) -> tuple[Tensor, Tensor]:
-    """-|a| and the factor m with F(a) - F(a - s) = m [F(-|a|) - F(-|a| - m s)]: -1 where a > 0, else 1."""
-    return -a.abs(), 1 - 2 * (a > 0).to(a.dtype)
+def _wide_enough(weight: Tensor, noise: Noise) -> torch.dtype:
+    """The narrowest dtype, from the weight's own on, in which the flip product has the allowed rounding error.
+
+    F(a) and F(a - s) are close where s is small: relative to it, their difference has an error of eps * scale / |weight|.
+    """
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    size = weight.to(dtype).square().mean().sqrt().item() / noise.scale
+    return dtype if torch.finfo(dtype).eps <= PRECISION * size else torch.float64
 
 
-def _chunks(batch: int, inputs: int, terms_per_input: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of (batch, inputs) with at most CHUNK terms each: whole examples where they fit, else parts of one."""
-    columns = max(1, min(inputs, CHUNK // max(1, terms_per_input)))
-    rows = max(1, CHUNK // max(1, columns * terms_per_input)) if columns == inputs else 1
-    for row in range(0, batch, rows):
-        for column in range(0, inputs, columns):
-            yield slice(row, row + rows), slice(column, column + columns)
+def _by_place(t: Tensor, groups: int) -> Tensor:
+    """[B, C, H, W] as [B * H * W, groups, C / groups]."""
+    return t.permute(0, 2, 3, 1).reshape(-1, groups, t.shape[1] // groups)
+
+
+def _product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    """The flip product of groups of units: ``x`` [N, G, in], ``a`` and ``grad`` [N, G, out], ``weight`` [G, out, in]."""
+    # By symmetry F(a) - F(a - s) = m [F(-|a|) - F(-|a| - m s)] with m = -1 where a > 0, else 1.
+    mirror = 1 - 2 * (a > 0).to(a.dtype)
+    a, grad = -a.abs(), grad * mirror
+    kept = noise.cdf(a)
+    doubled = 2 * weight
+    per_input = a[:1].numel()
+    inputs = max(1, min(x.shape[2], CHUNK // max(1, per_input)))
+    rows = max(1, CHUNK // max(1, inputs * per_input))
+    u = torch.empty_like(x)
+    for n in range(0, x.shape[0], rows):
+        here = slice(n, n + rows)
+        for i in range(0, x.shape[2], inputs):
+            some = slice(i, i + inputs)
+            step = doubled[:, :, some] * x[here, :, None, some]
+            moved = noise.cdf(torch.addcmul(a[here, :, :, None], step, mirror[here, :, :, None], value=-1))
+            # The difference of every term, not of the sums: those are large where the terms are small.
+            change = torch.sub(kept[here, :, :, None], moved, out=moved)
+            torch.mul((grad[here, :, None] @ change)[:, :, 0], x[here, :, some], out=u[here, :, some])
+    return u

@@ -1,0 +1,39 @@
+# make demo    train a stochastic binary network on handwritten digits
+# make test    lint, type-check and test
+# Both set up everything they need in .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n 2 -q
+
+.PHONY: help demo test test-all lint format clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+demo: $(VENV)/ready
+	$(BIN)/flipgrad train --schedule cosine --output runs/demo --overwrite
+
+test: lint
+	$(PYTEST) -m "not slow"
+
+test-all: lint
+	$(PYTEST)
+
+lint: $(VENV)/ready
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+format: $(VENV)/ready
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,0 +1,74 @@
+"""The facts that every estimator states about itself."""
+
+from __future__ import annotations
+
+import pytest
+
+import flipgrad as fg
+import reference
+from flipgrad.estimators import ESTIMATORS
+from reference import assert_same, batch, chain, fully_connected, gradients, mean_gradient
+
+each = pytest.mark.parametrize("kind", ESTIMATORS.values(), ids=ESTIMATORS.keys())
+
+
+@each
+def test_states_its_facts(kind):
+    assert issubclass(kind, fg.Estimator)
+    assert isinstance(kind.unbiased, bool)
+    assert isinstance(kind.relaxed_objective, bool)
+    assert kind.citation
+    # Saying where a biased estimator is unbiased makes sense for a biased one only.
+    assert not (kind.unbiased and kind.unbiased_in)
+
+
+@each
+@pytest.mark.parametrize("depth", [1, 3])
+def test_passes_are_counted_truly(kind, depth, monkeypatch):
+    net = fully_connected(2, *[3] * depth, 3)
+    x, objective = batch((2, 2))
+    evaluations = []
+    run = fg.Sequential.run
+    monkeypatch.setattr(fg.Sequential, "run", lambda *args: (evaluations.append(1), run(*args))[1])
+    kind().losses(net, x, objective, lambda noise, a: noise.sample_like(a)).sum().backward()
+    assert len(evaluations) == kind().passes(depth)
+
+
+@each
+def test_value_is_the_sampled_loss_unless_relaxed(kind):
+    net = fully_connected(2, 3, 3, 3)
+    x, objective = batch((4, 2))
+    graph = chain(net)
+    z = reference.noise_like(graph, x)
+    losses = net(x, objective, estimator=kind(), noise=z)
+    assert losses.shape == (4,)
+    sampled = objective(graph.outputs(reference.sample(graph, x, z)))
+    assert kind.relaxed_objective != bool((losses - sampled).abs().max() < 1e-12)
+
+
+@each
+def test_bias_is_as_stated(kind):
+    net = fully_connected(2, 2, 2, 2, 3, scale=1.0)
+    x, objective = batch((1, 2))
+    exact = gradients(reference.expected_loss(chain(net), x, objective).sum(), net)
+    mean = mean_gradient(net, chain(net), x, objective, kind())
+    if kind.unbiased:
+        assert_same(mean, exact)
+    else:
+        assert (mean["0.weight"] - exact["0.weight"]).abs().max() > 1e-3
+
+
+def test_local_estimators_work_in_any_graph_and_others_are_refused_there():
+    class Whole(fg.Estimator):
+        unbiased, citation = True, "none"
+
+        def passes(self, depth):
+            return 1
+
+        def losses(self, net, x, objective, draw):
+            return objective(net(x))
+
+    with pytest.raises(fg.InputError, match=r"Whole needs the whole network; pass it to fg\.Sequential"):
+        fg.use(fully_connected(2, 2, 2), Whole())
+    for kind in (kind for kind in ESTIMATORS.values() if issubclass(kind, fg.LocalEstimator)):
+        assert fg.use(fully_connected(2, 2, 2), kind()).binary_layers[0].estimator is not None
