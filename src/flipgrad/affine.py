@@ -161,7 +161,7 @@ class FoldedMap(Affine):
 
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
         if isinstance(self.inner, LinearMap):
-            weight = folded_weight(self.inner.weight.detach(), self.connectors, x)
+            weight = folded_weight(self.inner.weight.detach(), self.connectors, x).detach()
             units = x.flatten(1)
             return flips.linear(units, a, grad, weight, noise).reshape(x.shape)
         return self._flip_pooled(self.inner, x, a, grad, noise)
@@ -192,6 +192,8 @@ def folded_weight(weight: Tensor, connectors: Connectors, x: Tensor) -> Tensor:
 
 def transpose(function: Callable[[Tensor], Tensor], x: Tensor, values: Tensor) -> Tensor:
     """The transpose of an affine ``function`` of tensors like ``x``, applied to ``values``: its vector-Jacobian product."""
-    _, pull_back = torch.func.vjp(function, x)[:2]
-    result: Tensor = pull_back(values)[0]
+    differentiable = torch.is_grad_enabled()
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        (result,) = torch.autograd.grad(function(x), x, values, create_graph=differentiable)
     return result
