@@ -2,7 +2,7 @@
 
 from flipgrad import bounds, estimators, exact, flips
 from flipgrad.errors import InputError
-from flipgrad.estimators import PSA, ST, Estimator, LocalEstimator
+from flipgrad.estimators import ARM, PSA, ST, Estimator, LocalEstimator
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear, use
 from flipgrad.network import Member, Sequential
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
@@ -20,7 +20,7 @@ __all__ = [  # noqa: RUF022
     # objectives
     "CrossEntropy", "LogisticLoss", "SoftCrossEntropy", "SquaredError",
     # estimators
-    "PSA", "ST", "Estimator", "LocalEstimator",
+    "ARM", "PSA", "ST", "Estimator", "LocalEstimator",
     # modules
     "bounds", "estimators", "exact", "flips",
     # errors

@@ -91,9 +91,8 @@ class _Chain:
     def of(net: Sequential, x: Tensor) -> _Chain:
         if not len(x):
             raise InputError("exact: the batch is empty; give at least one example")
-        steps = list(net.plan().steps)
-        while isinstance(step := steps.pop(0), Apply):
-            x = step.module(x)
+        x = net.front(x)
+        step, *steps = net.plan().steps
         with torch.no_grad():
             _, states = _transition([step], x[:1])
         widest, matrices = len(states), []

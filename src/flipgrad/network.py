@@ -21,10 +21,28 @@ from flipgrad.plan import Apply, Plan, Sample, Step, plan
 Visit = Callable[[LayerCall], Tensor]
 
 
+@final
+@dataclass(frozen=True)
+class Batch:
+    """What an estimate is made from.
+
+    Attributes:
+        x: inputs [B, ...].
+        objective: maps outputs [..., B, K] to losses [..., B].
+        draw: the source of noise.
+        index: the examples' numbers in the data set, [B], for estimators that remember something of each of them.
+    """
+
+    x: Tensor
+    objective: Objective
+    draw: Draw
+    index: Tensor | None = None
+
+
 class LossRule(Protocol):
     """What a network asks of an estimator: losses [B] whose gradient is the estimator's."""
 
-    def losses(self, net: Sequential, x: Tensor, objective: Objective, draw: Draw) -> Tensor: ...
+    def losses(self, net: Sequential, batch: Batch) -> Tensor: ...
 
 
 @final
@@ -79,6 +97,7 @@ class Sequential(nn.Module):
         estimator: LossRule | None = None,
         generator: Generator | None = None,
         noise: Sequence[Tensor] | None = None,
+        index: Tensor | None = None,
     ) -> Tensor:
         """Outputs of one sampled pass, or losses that carry an estimator's gradient.
 
@@ -88,6 +107,7 @@ class Sequential(nn.Module):
             estimator: how to differentiate the expected loss; by default the one given to :func:`flipgrad.use`, or PSA.
             generator: the source of randomness.
             noise: Z of every binary layer in order, instead of drawing it; each broadcasts to its pre-activations.
+            index: the examples' numbers in the data set, [B]; some estimators remember something of each example.
 
         Returns:
             Outputs [B, K], or losses [B]: their value is the sampled (or relaxed) loss, their gradient the estimator's.
@@ -95,12 +115,17 @@ class Sequential(nn.Module):
         _check_input(x)
         draw = self._draw(generator, noise)
         if objective is None:
-            return self.outputs(self.run(x, lambda call: (call.layer.estimator or UNDEFINED).states(call), draw))
-        return (estimator or self._default_estimator()).losses(self, x, objective, draw)
+            states = self.run(self.front(x), lambda call: (call.layer.estimator or UNDEFINED).states(call), draw)
+            return self.outputs(states)
+        return (estimator or self._default_estimator()).losses(self, Batch(x, objective, draw, index))
 
-    def run(self, x: Tensor, visit: Visit, draw: Draw) -> Tensor:
-        """The last states, where ``visit`` turns every layer's evaluation into that layer's states."""
-        return _run(self.plan().steps, x, visit, draw)
+    def front(self, x: Tensor) -> Tensor:
+        """What the first binary layer sees of ``x``: the output of the real-valued modules before it."""
+        return connect(self.plan().front, x)
+
+    def run(self, inputs: Tensor, visit: Visit, draw: Draw) -> Tensor:
+        """The last states for ``inputs`` = :meth:`front` (x), where ``visit`` gives each layer's states in turn."""
+        return _run(self.plan().steps, inputs, visit, draw)
 
     def outputs(self, states: Tensor) -> Tensor:
         """The head's outputs [..., K] for the last layer's states."""
@@ -156,7 +181,7 @@ class Sequential(nn.Module):
             drawn.append(call.draw(call.noise, a))
             return sign(a - drawn[-1])
 
-        self.run(x[:1], visit, fresh(generator))
+        self.run(self.front(x[:1]), visit, fresh(generator))
         return Member(self, tuple(drawn))
 
     @torch.no_grad()
@@ -170,7 +195,7 @@ class Sequential(nn.Module):
             The network, changed in place.
         """
         _check_input(batch)
-        self.run(batch, _whiten, fresh(generator))
+        self.run(self.front(batch), _whiten, fresh(generator))
         return self
 
     def _draw(self, generator: Generator | None, noise: Sequence[Tensor] | None) -> Draw:

@@ -76,8 +76,9 @@ Step = Apply | Sample | Branch
 
 
 class Plan(NamedTuple):
-    """The steps up to the last states, and the modules between those states and the head."""
+    """The real-valued modules in front, the steps up to the last states, and the modules between those and the head."""
 
+    front: tuple[nn.Module, ...]
     steps: tuple[Step, ...]
     tail: tuple[nn.Module, ...]
 
@@ -91,9 +92,11 @@ def plan(modules: Iterable[nn.Module]) -> Plan:
     steps, pending, binary = _chain(modules, binary=False)
     if not binary:
         raise InputError("the network has no binary layer; add fg.BinaryLinear or fg.BinaryConv2d before the head")
-    last = max(i for i, step in enumerate(steps) if not isinstance(step, Apply))
+    sampling = [i for i, step in enumerate(steps) if not isinstance(step, Apply)]
+    first, last = sampling[0], sampling[-1]
+    front = tuple(step.module for step in steps[:first] if isinstance(step, Apply))
     tail = tuple(step.module for step in steps[last + 1 :] if isinstance(step, Apply))
-    return Plan(tuple(steps[: last + 1]), tail + tuple(pending))
+    return Plan(front, tuple(steps[first : last + 1]), tail + tuple(pending))
 
 
 def _chain(modules: Iterable[nn.Module], binary: bool) -> tuple[list[Step], list[nn.Module], bool]:

@@ -121,7 +121,7 @@ def test_the_cosine_schedule_ends_near_zero(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimator": "foo"}, "unknown estimator 'foo'; choose from psa, st"),
+        ({"estimator": "foo"}, "unknown estimator 'foo'; choose from "),
         ({"epochs": 0}, "epochs is 0; it must be at least 1"),
         ({"batch_size": -1}, "batch_size is -1"),
         ({"samples": 0}, "samples is 0"),

@@ -7,8 +7,8 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from flipgrad.layers import Draw, LayerCall
-from flipgrad.network import Sequential
+from flipgrad.layers import LayerCall
+from flipgrad.network import Batch, Sequential
 from flipgrad.objectives import Objective, evaluate
 
 
@@ -32,8 +32,8 @@ class Estimator(ABC):
         """How many evaluations of the network one estimate takes, for ``depth`` binary layers."""
 
     @abstractmethod
-    def losses(self, net: Sequential, x: Tensor, objective: Objective, draw: Draw) -> Tensor:
-        """Losses [B] of the inputs ``x``: their value is the sampled (or relaxed) loss, their gradient the estimate."""
+    def losses(self, net: Sequential, batch: Batch) -> Tensor:
+        """Losses [B] of the batch: their value is the sampled (or relaxed) loss, their gradient the estimate."""
 
 
 class LocalEstimator(Estimator):
@@ -44,15 +44,15 @@ class LocalEstimator(Estimator):
         """The layer's sampled (or relaxed) states, carrying the estimator's gradient."""
 
     @final
-    def losses(self, net: Sequential, x: Tensor, objective: Objective, draw: Draw) -> Tensor:
+    def losses(self, net: Sequential, batch: Batch) -> Tensor:
         calls: list[LayerCall] = []
 
         def visit(call: LayerCall) -> Tensor:
             calls.append(call)
             return self.states(call)
 
-        states = net.run(x, visit, draw)
-        return self.head(net, calls[-1], states, objective)
+        states = net.run(net.front(batch.x), visit, batch.draw)
+        return self.head(net, calls[-1], states, batch.objective)
 
     @abstractmethod
     def head(self, net: Sequential, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:

@@ -1,0 +1,46 @@
+"""Augment-REINFORCE-merge.
+
+Yin, Zhou. ARM: Augment-REINFORCE-Merge Gradient for Stochastic Binary Networks. ICLR 2019, algorithm 2.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import Tensor
+
+from flipgrad.estimators._paths import Path, PathEstimator, logit_slope, per_example
+from flipgrad.noise import sign
+
+
+@final
+class ARM(PathEstimator):
+    r"""Two antithetic continuations of the path at every layer.
+
+    With u uniform and :math:`\varphi` the logits of the probabilities :math:`p = F(a)` of a layer,
+
+    .. math:: \partial/\partial\varphi = \big(f(x_1) - f(x_2)\big)(u - \tfrac12), \quad
+        x_1 = 2 \cdot 1[u > 1 - p] - 1, \quad x_2 = 2 \cdot 1[u < p] - 1,
+
+    where f(x) continues with newly sampled later layers. For a noise other than logistic the gradient in a follows by the
+    chain rule. Unbiased. One path and two tails for every layer.
+
+    >>> import torch, flipgrad as fg
+    >>> net = fg.Sequential(fg.BinaryLinear(2, 4), fg.BinaryLinear(4, 4), head=torch.nn.Linear(4, 2))
+    >>> net(torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1])), estimator=fg.ARM()).mean().backward()
+    """
+
+    unbiased = True
+    citation = "Yin, Zhou 2019"
+
+    def passes(self, depth: int) -> int:
+        return 1 + 2 * depth
+
+    def gradients(self, path: Path) -> list[Tensor]:
+        result = []
+        for k, (a, z, noise) in enumerate(zip(path.a, path.z, path.noises, strict=True)):
+            # u < p is z < F^{-1}(p) = a: the path's own state. u > 1 - p is z > -a by symmetry.
+            u = noise.cdf(z)
+            difference = path.tail(k, sign(z + a.detach())) - path.tail(k, sign(a.detach() - z))
+            result.append(per_example(difference, a) * (u - 0.5) * logit_slope(noise, a))
+        return result

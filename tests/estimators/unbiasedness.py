@@ -1,0 +1,98 @@
+"""Is an estimator's mean the exact gradient? A test with power: it also knows that it would have caught a 5 % error."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import flipgrad as fg
+
+# Tests are at 5 standard errors. With a few hundred parameters in all, that is a false alarm in about 10,000 runs of the suite.
+SIGMAS = 5.0
+GROUPS = 50
+
+
+def random_net(widths: tuple[int, ...], noise: fg.Noise, seed: int = 0) -> tuple[fg.Sequential, Tensor, Tensor]:
+    """A fully connected net with distinct gradients in every layer, one input and its label, in float64."""
+    torch.manual_seed(seed)
+    layers = [fg.BinaryLinear(n, m, noise=noise) for n, m in zip((2, *widths), widths, strict=False)]
+    net = fg.Sequential(*layers, head=nn.Linear(widths[-1], 3)).double()
+    _spread(net)
+    return net, torch.tensor([[0.7, -0.4]]).double(), torch.tensor([1])
+
+
+def random_conv_net(noise: fg.Noise, seed: int = 0) -> tuple[fg.Sequential, Tensor, Tensor]:
+    """A convolutional net small enough to enumerate: 4 units, then 4."""
+    torch.manual_seed(seed)
+    net = fg.Sequential(
+        fg.BinaryConv2d(1, 1, 2, noise=noise),
+        fg.BinaryConv2d(1, 1, 2, padding=1, stride=2, noise=noise),
+        nn.Flatten(),
+        head=nn.Linear(4, 3),
+    ).double()
+    _spread(net)
+    return net, torch.randn(1, 1, 3, 3).double(), torch.tensor([2])
+
+
+def _spread(net: nn.Module) -> None:
+    """Larger weights than the default, so that no layer's gradient is lost in the others' noise."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.8)
+
+
+def group_gradients(net, x, y, estimator, draws, generator) -> dict[str, Tensor]:
+    """For every parameter, the mean gradient of each of GROUPS groups of ``draws`` draws, [GROUPS, *shape]."""
+    result: dict[str, list[Tensor]] = {name: [] for name, _ in net.named_parameters()}
+    index = torch.zeros(draws, dtype=torch.long)
+    for _ in range(GROUPS):
+        net.zero_grad(set_to_none=True)
+        many = x.expand(draws, *x.shape[1:])
+        losses = net(many, fg.CrossEntropy(y.expand(draws)), estimator=estimator, generator=generator, index=index)
+        losses.mean().backward()
+        for name, parameter in net.named_parameters():
+            result[name].append(parameter.grad.clone())
+    return {name: torch.stack(values) for name, values in result.items()}
+
+
+def exact_gradients(net, x, y) -> dict[str, Tensor]:
+    """The exact gradient in every parameter."""
+    net.zero_grad(set_to_none=True)
+    fg.exact.expected_loss(net, x, fg.CrossEntropy(y)).mean().backward()
+    return {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
+
+
+def disagreement(net, x, y, estimator, draws: int, seed: int = 0) -> tuple[float, float]:
+    """How far the mean is from the exact gradient, and how small an error would be seen.
+
+    Returns:
+        The largest deviation in standard errors, of any entry and of any layer's component along its exact gradient;
+        and the largest relative standard error of such a component.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    samples, exact = group_gradients(net, x, y, estimator, draws, generator), exact_gradients(net, x, y)
+    worst, resolution = 0.0, 0.0
+    for layer in {name.rpartition(".")[0] for name in exact}:
+        truth = torch.cat([g.flatten() for name, g in exact.items() if name.startswith(layer + ".")])
+        drawn = torch.cat([g.flatten(1) for name, g in samples.items() if name.startswith(layer + ".")], 1)
+        error = drawn.std(0) / GROUPS**0.5
+        # Entries whose estimate does not vary are compared to rounding.
+        worst = max(worst, ((drawn.mean(0) - truth).abs() / (error + 1e-9)).max().item())
+        along = drawn @ truth / truth.square().sum()
+        spread = along.std().item() / GROUPS**0.5
+        worst = max(worst, abs(along.mean().item() - 1) / (spread + 1e-9))
+        resolution = max(resolution, spread)
+    return worst, resolution
+
+
+def assert_unbiased(net, x, y, estimator, draws: int, seed: int = 0) -> None:
+    """The mean agrees within SIGMAS standard errors, and a 5 % error in any layer would not have."""
+    worst, resolution = disagreement(net, x, y, estimator, draws, seed)
+    assert SIGMAS * resolution < 0.05, f"too few draws to see a 5 % error: the standard error is {resolution:.3f}"
+    assert worst < SIGMAS, f"{worst:.1f} standard errors from the exact gradient"
+
+
+def assert_caught(net, x, y, broken, draws: int, seed: int = 0) -> None:
+    """A broken estimator is seen to be biased by the same test."""
+    worst, _ = disagreement(net, x, y, broken, draws, seed)
+    assert worst > SIGMAS, f"a broken estimator passed, at {worst:.1f} standard errors"
