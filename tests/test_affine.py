@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from flipgrad.affine import FoldedMap, LinearMap
+from flipgrad.affine import Affine, FoldedMap, LinearMap
 from flipgrad.errors import InputError
 from flipgrad.flips import naive
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear
@@ -327,3 +327,55 @@ def test_pooling_before_linear_without_flattening_is_refused():
     folded = FoldedMap(LinearMap(torch.ones(3, 2), None), (nn.AvgPool2d(2),))
     with pytest.raises(InputError, match=r"got \[1, 1, 2, 2\] from the pooling before it: put torch.nn.Flatten\(\) between"):
         folded(torch.ones(1, 1, 4, 4))
+
+
+def enumerated_variance(affine: Affine, m: Tensor) -> Tensor:
+    """The variance of the pre-activations of independent ±1 units with means ``m`` [1, ...]: a sum over all their states."""
+    units = m.numel()
+    joint = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=m.dtype)] * units).view(-1, units)
+    p = ((1 + joint * m.flatten()) / 2).prod(1)
+    a = affine(joint.view(-1, *m.shape[1:]))
+    mean = torch.tensordot(p, a, 1)
+    return torch.tensordot(p, (a - mean).square(), 1)[None]
+
+
+VARIANCES = {
+    "linear": (BinaryLinear(6, 4), (), (6,)),
+    "linear without bias": (BinaryLinear(6, 4, bias=False), (), (6,)),
+    "conv": (BinaryConv2d(1, 3, 2), (), (1, 3, 4)),
+    "stride and padding": (BinaryConv2d(2, 2, (3, 2), stride=(2, 1), padding=(1, 0)), (), (2, 2, 3)),
+    "groups": (BinaryConv2d(4, 4, 2, padding=1, groups=2), (), (4, 1, 3)),
+    "dilation": (BinaryConv2d(1, 2, 2, padding=1, dilation=2), (), (1, 3, 4)),
+    "padded with -1": (BinaryConv2d(1, 2, 3, padding=1, padding_value=-1), (), (1, 3, 3)),
+    "padded with 1, uneven": (BinaryConv2d(1, 2, 2, padding="same", padding_value=1), (), (1, 3, 3)),
+    "pooled": (BinaryConv2d(1, 2, 2, padding=1), (nn.AvgPool2d(2),), (1, 3, 4)),
+    "pooled, padded with -1": (BinaryConv2d(1, 2, 2, padding=1, padding_value=-1), (nn.AvgPool2d(2),), (1, 3, 4)),
+    "overlapping pooling": (BinaryConv2d(1, 2, 2), (nn.AvgPool2d(2, stride=1),), (1, 3, 4)),
+    "pooled groups": (BinaryConv2d(2, 2, 1, groups=2), (nn.AvgPool2d(2),), (2, 2, 3)),
+    "pooled, flattened": (BinaryLinear(6, 3), (nn.AvgPool2d(2, stride=1), nn.Flatten()), (1, 3, 4)),
+    "pooled, padded, flattened": (BinaryLinear(12, 3), (nn.AvgPool2d(2), nn.ZeroPad2d(1), nn.Flatten()), (1, 2, 4)),
+}
+
+
+@pytest.mark.parametrize(("layer", "modules", "shape"), VARIANCES.values(), ids=VARIANCES.keys())
+def test_variance_is_that_of_independent_units(layer, modules, shape):
+    layer = randomized(layer)
+    affine = FoldedMap(layer.affine(), modules) if modules else layer.affine()
+    m = torch.tanh(normal(1, *shape)).requires_grad_()
+    variance, expected = affine.variance(1 - m.square()), enumerated_variance(affine, m)
+    assert_same(variance, expected)
+    weights = normal(*variance.shape, seed=3)
+    actual, truth = (torch.autograd.grad((v * weights).sum(), [m, layer.weight]) for v in (variance, expected))
+    assert_same(actual[0], truth[0])
+    assert_same(actual[1], truth[1])
+    # Of several examples each has its own; without a graph the numbers are the same.
+    both = torch.cat([m, m / 2]).detach()
+    with torch.no_grad():
+        assert_same(affine.variance(1 - both.square())[:1], expected)
+        assert_same(affine.variance(1 - both.square())[1:], affine.variance(1 - (m / 2).square()))
+
+
+def test_variance_of_a_linear_map_takes_further_dimensions():
+    layer = randomized(BinaryLinear(3, 2))
+    v = normal(4, 5, 3).square()
+    assert_same(layer.affine().variance(v), torch.einsum("abi,oi->abo", v, layer.weight**2))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flipgrad import cli
+from flipgrad.estimators import ESTIMATORS, facts
 
 
 def flipgrad(capsys, *arguments):
@@ -43,13 +44,14 @@ def test_estimators_lists_their_facts(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     code, out, _ = flipgrad(capsys, "estimators")
     assert code == 0
-    for word in ("psa", "st", "unbiased", "passes", "relaxed objective", "Shekhovtsov, Yanush, Flach 2020"):
+    for word in (*ESTIMATORS, "unbiased", "passes", "relaxed objective", "Shekhovtsov, Yanush, Flach 2020"):
         assert word in out
 
 
-@pytest.mark.parametrize(("counts", "text"), [([1, 1], "1"), ([1, 2], "L"), ([2, 4], "2L"), ([3, 5], "2L + 1")])
-def test_passes_are_written_as_a_function_of_the_depth(counts, text):
-    assert cli._passes(counts) == text
+def test_estimators_can_be_printed_as_markdown(capsys):
+    code, out, _ = flipgrad(capsys, "estimators", "--markdown")
+    assert code == 0
+    assert out == facts.markdown() + "\n"
 
 
 @pytest.mark.parametrize(

@@ -471,3 +471,28 @@ def test_modules_are_listed_and_can_be_replaced():
     setattr(net, "3", randomized(fg.BinaryLinear(18, 4), seed=9))
     assert net.binary_layers[2] is net[3]
     assert net(x).shape == (2, 3)
+
+
+@pytest.mark.parametrize("estimator", [fg.PSA, "psa"], ids=["class", "name"])
+def test_an_estimator_is_an_object(estimator):
+    net = fg.Sequential(fg.BinaryLinear(2, 2), head=nn.Linear(2, 2))
+    x, objective = torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1]))
+    message = r"pass an object, e\.g\. estimator=fg\.PSA\(\)"
+    with pytest.raises(fg.InputError, match=message):
+        net(x, objective, estimator=estimator)
+    with pytest.raises(fg.InputError, match=message):
+        fg.use(net, estimator)
+    with pytest.raises(fg.InputError, match=message):
+        net[0](x, estimator=estimator)
+
+
+def test_labels_in_place_of_an_objective_are_refused():
+    net = fg.Sequential(fg.BinaryLinear(2, 2), head=nn.Linear(2, 2))
+    with pytest.raises(fg.InputError, match=r"must be callable, e\.g\. fg\.CrossEntropy\(labels\), got Tensor"):
+        net(torch.randn(3, 2), torch.tensor([0, 1, 1]))
+
+
+@pytest.mark.parametrize("layer", [fg.BinaryLinear(4, 2), fg.BinaryConv2d(1, 2, 1)], ids=["linear", "conv"])
+def test_integer_inputs_are_refused(layer):
+    with pytest.raises(fg.InputError, match=r"floating-point inputs, got torch\.uint8: convert them"):
+        layer(torch.zeros(2, 1, 4, 4, dtype=torch.uint8))

@@ -2,7 +2,33 @@
 
 from flipgrad import bounds, estimators, exact, flips
 from flipgrad.errors import InputError
-from flipgrad.estimators import ARM, PSA, ST, Estimator, LocalEstimator
+from flipgrad.estimators import (
+    ADF,
+    ARM,
+    ARMS,
+    LEG,
+    PSA,
+    REBAR,
+    REINFORCE,
+    RELAX,
+    ST,
+    ZGR,
+    BitFlip,
+    Concrete,
+    ConstantBaseline,
+    DisARM,
+    DoubleCV,
+    Estimator,
+    Exact,
+    GumbelRao,
+    HardST,
+    LearnedBaseline,
+    LocalEstimator,
+    LocalReparam,
+    MuProp,
+    RunningBaseline,
+    Tanh,
+)
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear, use
 from flipgrad.network import Member, Sequential
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
@@ -20,7 +46,11 @@ __all__ = [  # noqa: RUF022
     # objectives
     "CrossEntropy", "LogisticLoss", "SoftCrossEntropy", "SquaredError",
     # estimators
-    "ARM", "PSA", "ST", "Estimator", "LocalEstimator",
+    "ARMS", "BitFlip", "DoubleCV", "REBAR", "RELAX",
+    "LEG", "REINFORCE", "DisARM", "MuProp",
+    "ConstantBaseline", "LearnedBaseline", "RunningBaseline",
+    "ADF", "Concrete", "GumbelRao", "HardST", "LocalReparam", "Tanh", "ZGR",
+    "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator",
     # modules
     "bounds", "estimators", "exact", "flips",
     # errors

@@ -40,6 +40,13 @@ class Affine(ABC):
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
         """The discrete gradient in the binary states ``x``, given ``a`` = ``self(x)`` and the gradient in sign(a - Z)."""
 
+    @abstractmethod
+    def variance(self, v: Tensor) -> Tensor:
+        """The variances of the pre-activations of independent units with variances ``v``, shaped like the states.
+
+        Differentiable in ``v`` and in the weight. Padding is no unit, or a constant one: it adds nothing.
+        """
+
 
 @final
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class LinearMap(Affine):
         return self.weight
 
     def __call__(self, x: Tensor) -> Tensor:
+        _check_real(x)
         if x.dim() == 0 or x.shape[-1] != self.weight.shape[1]:
             raise InputError(
                 f"a fully connected layer with weight {list(self.weight.shape)} takes inputs [..., "
@@ -64,6 +72,9 @@ class LinearMap(Affine):
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
         states, a, grad = (t.reshape(-1, t.shape[-1]) for t in (x, a, grad))
         return flips.linear(states, a, grad, self.weight.detach(), noise).reshape(x.shape)
+
+    def variance(self, v: Tensor) -> Tensor:
+        return functional.linear(v, self.weight.square())
 
 
 @final
@@ -103,6 +114,10 @@ class ConvMap(Affine):
         padded = self._padded(x)
         return transpose(self._padded, x, flips.conv2d(padded, a, grad, weight, noise, self.stride, (0, 0), *shape))
 
+    def variance(self, v: Tensor) -> Tensor:
+        padded = functional.pad(v, self.pads)
+        return functional.conv2d(padded, self.weight.square(), None, self.stride, 0, self.dilation, self.groups)
+
     @property
     def _is_plain(self) -> bool:
         """Whether the padding is zeros, the same on both sides: the convolution's own."""
@@ -117,6 +132,7 @@ class ConvMap(Affine):
         return functional.pad(x, self.pads, mode=self.padding_mode)
 
     def _check(self, x: Tensor) -> None:
+        _check_real(x)
         channels = self.weight.shape[1] * self.groups
         if x.dim() != 4 or x.shape[1] != channels:
             raise InputError(
@@ -166,10 +182,18 @@ class FoldedMap(Affine):
             return flips.linear(units, a, grad, weight, noise).reshape(x.shape)
         return self._flip_pooled(self.inner, x, a, grad, noise)
 
-    def _flip_pooled(self, conv: ConvMap, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
+    def variance(self, v: Tensor) -> Tensor:
+        if isinstance(self.inner, LinearMap):
+            return functional.linear(v.flatten(1), folded_weight(self.inner.weight, self.connectors, v).square())
+        wide = self._pooled(self.inner, self.inner.weight, v)
+        return functional.conv2d(wide.prepare(v), wide.weight.square(), None, wide.stride, groups=self.inner.groups)
+
+    def _pooled(self, conv: ConvMap, weight: Tensor, x: Tensor) -> PooledConv:
         pools = [module for module in self.connectors if isinstance(module, PoolModule)]
-        weight = conv.weight.detach()
-        wide = PooledConv.fold(weight, conv.stride, conv.pads, conv.dilation, pools, x.shape[2:])
+        return PooledConv.fold(weight, conv.stride, conv.pads, conv.dilation, pools, x.shape[2:])
+
+    def _flip_pooled(self, conv: ConvMap, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
+        wide = self._pooled(conv, conv.weight.detach(), x)
         u = flips.conv2d(wide.prepare(x), a, grad, wide.weight, noise, wide.stride, groups=conv.groups)
         return transpose(wide.prepare, x, u)
 
@@ -197,3 +221,8 @@ def transpose(function: Callable[[Tensor], Tensor], x: Tensor, values: Tensor) -
         x = x.detach().requires_grad_()
         (result,) = torch.autograd.grad(function(x), x, values, create_graph=differentiable)
     return result
+
+
+def _check_real(x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise InputError(f"binary layers take floating-point inputs, got {x.dtype}: convert them, e.g. images.float() / 255")

@@ -20,7 +20,7 @@ from typer.exceptions import TyperException
 import flipgrad
 from flipgrad.data import digits
 from flipgrad.errors import InputError
-from flipgrad.estimators import ESTIMATORS, LocalEstimator
+from flipgrad.estimators import ESTIMATORS, facts
 from flipgrad.plots import training_curve
 from flipgrad.training import DivergenceError, Evaluation, RunFolder, TrainConfig, digits_net
 from flipgrad.training import train as run_training
@@ -76,7 +76,7 @@ def train(
     seed: Annotated[int, typer.Option(help="Same seed, same run.")] = DEFAULTS.seed,
     device: Annotated[str, typer.Option(help="Torch device: cpu, cuda, ...")] = DEFAULTS.device,
     threads: Annotated[int, typer.Option(help="CPU threads; this net is too small to gain from more.")] = DEFAULTS.threads,
-    output: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/digits-ESTIMATOR]")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the run (default: runs/digits-ESTIMATOR).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in that folder.")] = False,
 ) -> None:
     """Train a small convolutional SBN on handwritten digits; store metrics, weights and a picture."""
@@ -110,32 +110,19 @@ def train(
 
 
 @app.command()
-def estimators() -> None:
+def estimators(
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")] = False,
+) -> None:
     """List the gradient estimators and their facts."""
-    table = Table(title="Gradient estimators")
-    for column in ("name", "unbiased", "passes (depth L)", "relaxed objective", "own graphs", "citation"):
-        table.add_column(column)
-    for name, kind in ESTIMATORS.items():
-        estimator = kind()
-        unbiased = "yes" if kind.unbiased else f"no ({kind.unbiased_in})" if kind.unbiased_in else "no"
-        table.add_row(
-            name,
-            unbiased,
-            _passes([estimator.passes(depth) for depth in (1, 2)]),
-            "yes" if kind.relaxed_objective else "no",
-            "yes" if isinstance(estimator, LocalEstimator) else "no",
-            kind.citation,
-        )
+    if as_markdown:
+        typer.echo(facts.markdown())
+        return
+    table = Table(title="Gradient estimators of a network with L binary layers")
+    for column in facts.COLUMNS:
+        table.add_column(column, no_wrap=column in ("name", "passes"))
+    for row in facts.rows():
+        table.add_row(*row)
     Console().print(table)
-
-
-def _passes(counts: list[int]) -> str:
-    """A linear function of the depth, from its values at 1 and 2."""
-    slope = counts[1] - counts[0]
-    constant = counts[0] - slope
-    if slope == 0:
-        return str(constant)
-    return f"{'' if slope == 1 else slope}L" + (f" + {constant}" if constant else "")
 
 
 def _progress(console: Console) -> Progress:

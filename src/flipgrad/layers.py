@@ -110,16 +110,20 @@ class BinaryLayer(nn.Module, ABC):
             generator: the source of randomness.
             noise: Z itself, instead of drawing it; it broadcasts to the pre-activations.
             binary: whether ``x`` holds states, to be flipped by estimators that do so. By default found out from where ``x``
-                came from: what was computed from other binary layers' states must still be ±1.
+                came from: what was computed from other binary layers' states must still be ±1, unless the estimator
+                relaxes states.
         """
         if binary is None:
             binary = _came_from_states(x)
+        check_instance(estimator)
+        rule = estimator or self.estimator or UNDEFINED
         if binary:
             self.check_takes_states()
-            check_states(x, self)
+            # Relaxed states lie between -1 and 1.
+            if not getattr(rule, "relaxed_objective", False):
+                check_states(x, self)
         draw = fresh(generator or self.generator) if noise is None else given(noise)
         call = LayerCall(self, x, binary, self.affine(), draw)
-        rule = estimator or self.estimator or UNDEFINED
         states = rule.states(call)
         if states.grad_fn is not None:
             _metadata(states.grad_fn)[_MARK] = True
@@ -301,6 +305,7 @@ def use(model: ModelT, estimator: StateRule | None, *, generator: Generator | No
         raise InputError(
             f"fg.use: {type(model).__name__} has no binary layer; build it with fg.BinaryLinear or fg.BinaryConv2d"
         )
+    check_instance(estimator)
     if estimator is not None and not hasattr(estimator, "states"):
         raise InputError(
             f"fg.use: {type(estimator).__name__} needs the whole network; pass it to fg.Sequential: "
@@ -310,6 +315,13 @@ def use(model: ModelT, estimator: StateRule | None, *, generator: Generator | No
         layer.estimator = estimator
         layer.generator = generator
     return model
+
+
+def check_instance(estimator: object) -> None:
+    """Refuse an estimator's class or name where an object is wanted."""
+    if isinstance(estimator, type | str):
+        name = estimator.__name__ if isinstance(estimator, type) else estimator
+        raise InputError(f"estimator={name!r}: pass an object, e.g. estimator=fg.PSA()")
 
 
 def check_states(x: Tensor, module: nn.Module) -> None:

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from flipgrad.affine import connect
 from flipgrad.errors import InputError
-from flipgrad.layers import UNDEFINED, BinaryConv2d, BinaryLayer, Draw, LayerCall, fresh, given
+from flipgrad.layers import UNDEFINED, BinaryConv2d, BinaryLayer, Draw, LayerCall, check_instance, fresh, given
 from flipgrad.noise import Noise, sign
 from flipgrad.objectives import Objective
 from flipgrad.plan import Apply, Plan, Sample, Step, plan
@@ -113,6 +113,7 @@ class Sequential(nn.Module):
             Outputs [B, K], or losses [B]: their value is the sampled (or relaxed) loss, their gradient the estimator's.
         """
         _check_input(x)
+        check_instance(estimator)
         draw = self._draw(generator, noise)
         if objective is None:
             states = self.run(self.front(x), lambda call: (call.layer.estimator or UNDEFINED).states(call), draw)

@@ -147,6 +147,8 @@ class SquaredError:
 
 def evaluate(objective: Objective, outputs: Tensor) -> Tensor:
     """The losses [..., B] of ``outputs`` [..., B, K], refusing an objective that returns another shape."""
+    if not callable(objective):
+        raise InputError(f"the objective must be callable, e.g. fg.CrossEntropy(labels), got {type(objective).__name__}")
     losses = objective(outputs)
     if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:-1]:
         came = f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__

@@ -1,10 +1,9 @@
 import pytest
-from unbiasedness import assert_caught, assert_unbiased, random_conv_net, random_net
+import torch
+from torch import nn
+from unbiasedness import ERRORS, NOISES, Broken, assert_caught, assert_unbiased, random_conv_net, random_net
 
 import flipgrad as fg
-from flipgrad.estimators._paths import PathEstimator
-
-NOISES = pytest.mark.parametrize("noise", [fg.Logistic(), fg.Normal(1.5)], ids=["logistic", "normal"])
 
 
 @NOISES
@@ -18,26 +17,15 @@ def test_unbiased_with_convolutions(noise):
     assert_unbiased(*random_conv_net(noise), fg.ARM(), draws=4000)
 
 
-class Broken(PathEstimator):
-    """ARM with an error in its gradients."""
-
-    unbiased, citation = True, "none"
-
-    def __init__(self, error):
-        self.error = error
-
-    def passes(self, depth):
-        return 1 + 2 * depth
-
-    def gradients(self, path):
-        gradients = fg.ARM().gradients(path)
-        return [self.error(k, g) for k, g in enumerate(gradients)]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [lambda k, g: 1.05 * g, lambda k, g: -g if k == 1 else g, lambda k, g: 0 * g if k == 0 else g],
-    ids=["a factor", "a wrong sign", "a dropped layer"],
-)
+@ERRORS
 def test_a_broken_variant_is_caught(error):
-    assert_caught(*random_net((3, 4), fg.Logistic()), Broken(error), draws=4000)
+    assert_caught(*random_net((3, 4), fg.Logistic()), Broken(fg.ARM(), error), draws=4000)
+
+
+@pytest.mark.parametrize("estimator", [fg.ARM(), fg.LEG(), fg.BitFlip()], ids=lambda estimator: type(estimator).__name__)
+def test_a_head_that_mixes_examples_is_refused_where_it_is_evaluated_again(estimator):
+    net = fg.Sequential(fg.BinaryLinear(2, 3), head=nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)))
+    x, objective = torch.randn(4, 2), fg.CrossEntropy(torch.tensor([0, 1, 1, 0]))
+    with pytest.raises(fg.InputError, match=r"BatchNorm1d.*in training mode mixes examples"):
+        net(x, objective, estimator=estimator)
+    net.eval()(x, objective, estimator=estimator).mean().backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from unbiasedness import assert_caught, random_net
 
 import flipgrad as fg
 import reference
@@ -35,12 +36,15 @@ def test_passes_are_counted_truly(kind, depth, monkeypatch):
     assert len(evaluations) == kind().passes(depth)
 
 
-def draws_once(kind):
-    """Whether one draw of every layer's noise determines the estimate, so that all draws can be enumerated."""
-    return issubclass(kind, fg.LocalEstimator)
+LOCAL = [kind for kind in ESTIMATORS.values() if issubclass(kind, fg.LocalEstimator)]
 
 
-@each
+def enumerable(kind):
+    """Whether the estimate depends on the noise only through the sampled states, so that its mean is a sum over these."""
+    return not kind.relaxed_objective and kind is not fg.GumbelRao
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ESTIMATORS.values() if kind is not fg.Exact])
 def test_value_is_the_sampled_loss_unless_relaxed(kind):
     net = fully_connected(2, 3, 3, 3)
     x, objective = batch((4, 2))
@@ -48,9 +52,9 @@ def test_value_is_the_sampled_loss_unless_relaxed(kind):
     z = reference.noise_like(graph, x)
     remaining = iter(z)
 
-    # The first draws are the given ones, further ones are new.
+    # The first draws for one state of every unit are the given ones, further ones and several at a time are new.
     def draw(noise, a):
-        given = next(remaining, None)
+        given = next(remaining, None) if a.dim() == 2 else None
         return noise.sample_like(a) if given is None else given
 
     losses = kind().losses(net, Batch(x, objective, draw))
@@ -59,7 +63,7 @@ def test_value_is_the_sampled_loss_unless_relaxed(kind):
     assert kind.relaxed_objective != bool((losses - sampled).abs().max() < 1e-12)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ESTIMATORS.values() if draws_once(kind)])
+@pytest.mark.parametrize("kind", [kind for kind in LOCAL if enumerable(kind)])
 def test_bias_of_local_estimators_is_as_stated(kind):
     net = fully_connected(2, 2, 2, 2, 3, scale=1.0)
     x, objective = batch((1, 2))
@@ -69,6 +73,12 @@ def test_bias_of_local_estimators_is_as_stated(kind):
         assert_same(mean, exact)
     else:
         assert (mean["0.weight"] - exact["0.weight"]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LOCAL if not enumerable(kind)])
+def test_bias_of_local_estimators_with_further_noise_is_as_stated(kind):
+    assert not kind.unbiased
+    assert_caught(*random_net((3, 4), fg.Logistic()), kind(), draws=500)
 
 
 def test_local_estimators_work_in_any_graph_and_others_are_refused_there():
@@ -83,5 +93,5 @@ def test_local_estimators_work_in_any_graph_and_others_are_refused_there():
 
     with pytest.raises(fg.InputError, match=r"Whole needs the whole network; pass it to fg\.Sequential"):
         fg.use(fully_connected(2, 2, 2), Whole())
-    for kind in (kind for kind in ESTIMATORS.values() if issubclass(kind, fg.LocalEstimator)):
+    for kind in LOCAL:
         assert fg.use(fully_connected(2, 2, 2), kind()).binary_layers[0].estimator is not None

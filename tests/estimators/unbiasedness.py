@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import flipgrad as fg
+from flipgrad.estimators._paths import PathEstimator
 
 # Tests are at 5 standard errors. With a few hundred parameters in all, that is a false alarm in about 10,000 runs of the suite.
 SIGMAS = 5.0
 GROUPS = 50
+
+NOISES = pytest.mark.parametrize("noise", [fg.Logistic(), fg.Normal(1.5)], ids=["logistic", "normal"])
 
 
 def random_net(widths: tuple[int, ...], noise: fg.Noise, seed: int = 0) -> tuple[fg.Sequential, Tensor, Tensor]:
@@ -41,11 +45,11 @@ def _spread(net: nn.Module) -> None:
             parameter.copy_(torch.randn_like(parameter) * 0.8)
 
 
-def group_gradients(net, x, y, estimator, draws, generator) -> dict[str, Tensor]:
-    """For every parameter, the mean gradient of each of GROUPS groups of ``draws`` draws, [GROUPS, *shape]."""
+def group_gradients(net, x, y, estimator, draws, generator, groups: int = GROUPS) -> dict[str, Tensor]:
+    """For every parameter, the mean gradient of each of ``groups`` groups of ``draws`` draws, [groups, *shape]."""
     result: dict[str, list[Tensor]] = {name: [] for name, _ in net.named_parameters()}
     index = torch.zeros(draws, dtype=torch.long)
-    for _ in range(GROUPS):
+    for _ in range(groups):
         net.zero_grad(set_to_none=True)
         many = x.expand(draws, *x.shape[1:])
         losses = net(many, fg.CrossEntropy(y.expand(draws)), estimator=estimator, generator=generator, index=index)
@@ -96,3 +100,45 @@ def assert_caught(net, x, y, broken, draws: int, seed: int = 0) -> None:
     """A broken estimator is seen to be biased by the same test."""
     worst, _ = disagreement(net, x, y, broken, draws, seed)
     assert worst > SIGMAS, f"a broken estimator passed, at {worst:.1f} standard errors"
+
+
+def variance(net, x, y, estimator, seed: int = 0, draws: int = 20, groups: int = 200) -> tuple[float, float]:
+    """The variance of one draw's gradient, summed over the binary layers' parameters, and its standard error."""
+    generator = torch.Generator().manual_seed(seed)
+    samples = group_gradients(net, x, y, estimator, draws, generator, groups)
+    drawn = torch.cat([g.flatten(1) for name, g in samples.items() if not name.startswith("head.")], 1)
+    squares = (drawn - drawn.mean(0)).square().sum(1) * draws * groups / (groups - 1)
+    return squares.mean().item(), squares.std().item() / groups**0.5
+
+
+def assert_less_variance(net, x, y, better, worse, ratio: float = 1.0) -> None:
+    """``better`` has less than ``ratio`` times the variance of ``worse``, by more than 3 standard errors of the difference."""
+    low, low_error = variance(net, x, y, better)
+    high, high_error = variance(net, x, y, worse, seed=1)
+    margin = 3 * (low_error**2 + (ratio * high_error) ** 2) ** 0.5
+    assert low + margin < ratio * high, f"variances {low:.4g} and {high:.4g}, margin {margin:.2g}"
+
+
+class Broken(PathEstimator):
+    """An estimator with an ``error`` made in its gradients, a function of the layer's number and its gradient."""
+
+    unbiased, citation = True, "none"
+
+    def __init__(self, sound: PathEstimator, error) -> None:
+        self.sound, self.error = sound, error
+
+    def passes(self, depth: int) -> int:
+        return self.sound.passes(depth)
+
+    def gradients(self, path) -> list[Tensor]:
+        return [self.error(k, gradient) for k, gradient in enumerate(self.sound.gradients(path))]
+
+    def extra(self, path) -> Tensor | None:
+        return self.sound.extra(path)
+
+
+ERRORS = pytest.mark.parametrize(
+    "error",
+    [lambda k, g: 1.05 * g, lambda k, g: -g if k == 1 else g, lambda k, g: 0 * g if k == 0 else g],
+    ids=["a factor", "a wrong sign", "a dropped layer"],
+)

@@ -11,10 +11,11 @@ from torch import Generator, Tensor
 
 @dataclass(frozen=True)
 class Split:
-    """Inputs [N, ...] and class labels [N]."""
+    """Inputs [N, ...] and class labels [N]; a batch also knows its examples' numbers in the whole, [N]."""
 
     x: Tensor
     y: Tensor
+    index: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -27,7 +28,8 @@ class Split:
         """Batches of at most ``size`` examples: in random order with a ``generator``, else in the given order."""
         order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
         for index in order.split(size):
-            yield Split(self.x[index], self.y[index])
+            index = index.to(self.y.device)
+            yield Split(self.x[index], self.y[index], index)
 
 
 @dataclass(frozen=True)

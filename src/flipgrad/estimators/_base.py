@@ -19,12 +19,14 @@ class Estimator(ABC):
         unbiased: whether the estimate has the exact gradient as its mean, in every network.
         unbiased_in: where a biased estimator is unbiased all the same, in words.
         relaxed_objective: whether it differentiates a surrogate of the expected loss, which is then its loss value.
+        cost: the cost in words, where the number of passes does not tell it.
         citation: where it comes from.
     """
 
     unbiased: ClassVar[bool]
     unbiased_in: ClassVar[str] = ""
     relaxed_objective: ClassVar[bool] = False
+    cost: ClassVar[str] = ""
     citation: ClassVar[str]
 
     @abstractmethod

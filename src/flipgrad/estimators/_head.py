@@ -30,9 +30,9 @@ def flipped_losses(readout: Readout, x: Tensor, outputs: Tensor, objective: Obje
         outputs: the head's outputs [B, K] for ``x``.
         objective: maps outputs [..., B, K] to losses [..., B].
     """
-    if _is_linear(readout.head):
+    if is_linear(readout.head):
         return _linear(readout, readout.head, x, outputs, objective)
-    _check_separable(readout.head)
+    check_separable(readout.head)
     return _general(readout, x, objective)
 
 
@@ -71,15 +71,16 @@ def _chunked(parts: list[tuple[Callable[..., Tensor], tuple[object, ...]]]) -> T
     return torch.cat([part(*inputs) for part, inputs in parts])
 
 
-def _is_linear(head: nn.Module) -> TypeGuard[nn.Linear]:
+def is_linear(head: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether the head is an ordinary linear layer, parametrised or not, whose flipped outputs need no evaluation."""
     return isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward and not isinstance(head, BinaryLayer)
 
 
-def _check_separable(head: nn.Module) -> None:
+def check_separable(head: nn.Module) -> None:
     """Flips compare losses of one example, so the head must treat examples alone and twice alike."""
     for module in head.modules():
         if isinstance(module, _BatchNorm | _DropoutNd) and module.training:
             raise InputError(
-                f"PSA evaluates the head on flipped states, and {module} in training mode mixes examples or draws at random; "
-                "use LayerNorm, put that module in eval mode, or linearise the head with fg.PSA(flip_head=False)"
+                f"the estimator evaluates the head on other states, and {module} in training mode mixes examples or draws at "
+                "random; use LayerNorm, put that module in eval mode, or linearise the head with fg.PSA(flip_head=False)"
             )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.estimators._base import Estimator
+from flipgrad.estimators._head import check_separable
 from flipgrad.layers import LayerCall
 from flipgrad.network import Batch, Sequential
 from flipgrad.noise import Noise, sign
@@ -77,6 +78,7 @@ class Path:
 
     def continued(self, k: int, states: Tensor, visit: Callable[[LayerCall], Tensor]) -> Tensor:
         """The losses [B] with layer ``k``'s ``states`` replaced, earlier layers as on the path and ``visit`` for later ones."""
+        check_separable(self.net.head)
         given = iter([*self.states[:k], states])
 
         def replay(call: LayerCall) -> Tensor:
@@ -84,6 +86,24 @@ class Path:
             return visit(call) if known is None else known
 
         return evaluate(self.batch.objective, self.net.outputs(self.net.run(self.inputs, replay, self.batch.draw)))
+
+    @torch.no_grad()
+    def replayed(self, k: int, states: Tensor) -> Tensor:
+        """The losses [n, B] with each of n other ``states`` [n, B, ...] of layer ``k``, the rest as on the path.
+
+        Earlier layers keep their states and later ones their noise: the n continuations have common random numbers.
+        """
+        check_separable(self.net.head)
+        n = len(states)
+        known = iter([*(_copies(x, n) for x in self.states[:k]), states.flatten(0, 1)])
+        later = iter([_copies(z.expand_as(a), n) for z, a in zip(self.z[k + 1 :], self.a[k + 1 :], strict=True)])
+
+        def visit(call: LayerCall) -> Tensor:
+            x = next(known, None)
+            return sign(call.affine(call.x) - next(later)) if x is None else x
+
+        outputs = self.net.outputs(self.net.run(_copies(self.inputs, n), visit, self.batch.draw))
+        return evaluate(self.batch.objective, outputs.unflatten(0, states.shape[:2]))
 
 
 class PathEstimator(Estimator):
@@ -96,16 +116,26 @@ class PathEstimator(Estimator):
         for a, gradient in zip(path.a, self.gradients(path), strict=True):
             # Its value is 0: it only carries the gradient.
             losses = losses + ((a - a.detach()) * gradient.detach()).flatten(1).sum(1)
-        return losses
+        extra = self.extra(path)
+        return losses if extra is None else losses + extra
 
     @abstractmethod
     def gradients(self, path: Path) -> Sequence[Tensor]:
         """For every layer, the estimated gradient of each example's expected loss in its pre-activations, like ``path.a``."""
 
+    def extra(self, path: Path) -> Tensor | None:
+        """A term [B] of value 0 whose gradient trains the estimator's own parameters; asked for after :meth:`gradients`."""
+        return None
+
 
 def per_example(values: Tensor, like: Tensor) -> Tensor:
     """``values`` [B] with the dimensions of ``like`` [B, ...], to be broadcast over units."""
     return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def _copies(t: Tensor, n: int) -> Tensor:
+    """The batch ``t`` [B, ...] n times, [n * B, ...]."""
+    return t.expand(n, *t.shape).flatten(0, 1)
 
 
 def derivative(function: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:

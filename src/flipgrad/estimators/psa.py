@@ -54,7 +54,7 @@ class PSA(LocalEstimator):
     """
 
     unbiased = False
-    unbiased_in = "one hidden layer; the last layer's parameters"
+    unbiased_in = "one hidden layer, the last layer's parameters"
     citation = "Shekhovtsov, Yanush, Flach 2020"
 
     def __init__(self, *, head: HeadGradient = "sampled", flip_head: bool = True) -> None:

@@ -31,6 +31,7 @@ class RunFolder:
     CONFIG = "config.json"
     METRICS = "metrics.jsonl"
     WEIGHTS = "weights.safetensors"
+    ESTIMATOR = "estimator.safetensors"
     SUMMARY = "summary.json"
     CURVE = "curve.png"
 
@@ -42,7 +43,7 @@ class RunFolder:
             if path.is_dir() and any(path.iterdir()) and not overwrite:
                 raise InputError(f"output folder '{path}' exists and is not empty; give another --output, or --overwrite")
             path.mkdir(parents=True, exist_ok=True)
-            for name in (self.METRICS, self.SUMMARY, self.WEIGHTS, self.CURVE):
+            for name in (self.METRICS, self.SUMMARY, self.WEIGHTS, self.ESTIMATOR, self.CURVE):
                 (path / name).unlink(missing_ok=True)
             self._write(self.METRICS, b"")
         except OSError as error:
@@ -69,8 +70,12 @@ class RunFolder:
 
     def save_weights(self, net: torch.nn.Module) -> None:
         """The network's state in safetensors, which holds tensors and nothing that could run."""
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
-        self._write(self.WEIGHTS, safetensors.torch.save(state))
+        self._write(self.WEIGHTS, _tensors(net))
+
+    def save_estimator(self, estimator: torch.nn.Module) -> None:
+        """The state of an estimator that has one, such as a baseline."""
+        if estimator.state_dict():
+            self._write(self.ESTIMATOR, _tensors(estimator))
 
     def _write_json(self, name: str, value: object) -> None:
         self._write(name, (json.dumps(value, indent=2) + "\n").encode())
@@ -79,3 +84,8 @@ class RunFolder:
         temporary = self.path / f".{name}.part"
         temporary.write_bytes(content)
         os.replace(temporary, self.path / name)
+
+
+def _tensors(module: torch.nn.Module) -> bytes:
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+    return safetensors.torch.save(state)

@@ -1,0 +1,47 @@
+"""The score-function estimator.
+
+Williams. Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning. Machine Learning, 1992.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import Tensor
+
+from flipgrad.estimators._paths import Path, per_example, score
+from flipgrad.estimators.baselines import BaselineEstimator
+
+
+@final
+class REINFORCE(BaselineEstimator):
+    r"""The sampled loss less a baseline, times the derivative of the sample's log-probability.
+
+    .. math:: \partial/\partial a^k = (f - b)\, \partial \log p(x^k \mid a^k) / \partial a^k
+
+    Unbiased: the score has mean 0, so that a baseline b which does not depend on the sample changes the variance only. One
+    pass. The variance grows with the number of units; without a baseline it also grows with the loss itself.
+
+    Args:
+        baseline: :class:`~flipgrad.ConstantBaseline`, :class:`~flipgrad.RunningBaseline` (needs ``net(..., index=...)``) or
+            :class:`~flipgrad.LearnedBaseline` (its parameters need an optimiser); None for b = 0.
+
+    >>> import torch, flipgrad as fg
+    >>> net = fg.Sequential(fg.BinaryLinear(2, 4), fg.BinaryLinear(4, 4), head=torch.nn.Linear(4, 2))
+    >>> x, objective = torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1]))
+    >>> net(x, objective, estimator=fg.REINFORCE(fg.ConstantBaseline(0.7))).mean().backward()
+    """
+
+    unbiased = True
+    citation = "Williams 1992"
+
+    def passes(self, depth: int) -> int:
+        return 1
+
+    def gradients(self, path: Path) -> list[Tensor]:
+        guesses = self.guesses(path)
+        reward = path.losses.detach() if guesses is None else path.losses.detach() - guesses
+        return [
+            per_example(reward, a) * score(noise, states, a)
+            for a, states, noise in zip(path.a, path.states, path.noises, strict=True)
+        ]
