@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from unbiasedness import (
-    ERRORS,
     NOISES,
-    Broken,
-    assert_caught,
     assert_less_variance,
-    assert_unbiased,
-    random_conv_net,
     random_net,
 )
 
@@ -21,22 +16,6 @@ from flipgrad.estimators._paths import Path
 from flipgrad.layers import given
 from flipgrad.network import Batch
 from reference import assert_same, build, chain, fully_connected, gradients
-
-
-@NOISES
-@pytest.mark.parametrize("widths", [(4,), (3, 4), (3, 3, 3)], ids=str)
-def test_unbiased(widths, noise):
-    assert_unbiased(*random_net(widths, noise), fg.DisARM(), draws=4000)
-
-
-@NOISES
-def test_unbiased_with_convolutions(noise):
-    assert_unbiased(*random_conv_net(noise), fg.DisARM(), draws=4000)
-
-
-@ERRORS
-def test_a_broken_variant_is_caught(error):
-    assert_caught(*random_net((3, 4), fg.Logistic()), Broken(fg.DisARM(), error), draws=4000)
 
 
 def literal(graph, x, z, objective):

@@ -24,11 +24,6 @@ def continued_with(path: Path, k: int, states: Tensor, rule: Rule) -> Tensor:
     return path.continued(k, states, lambda call: rule(call.noise, call.affine(call.x), next(z)))
 
 
-def hard(noise: Noise, a: Tensor, z: Tensor) -> Tensor:
-    """The sampled states sign(a - z)."""
-    return sign(a.detach() - z)
-
-
 def straight_through(noise: Noise, a: Tensor, z: Tensor) -> Tensor:
     """The sampled states with the gradient of their mean."""
     m = noise.mean_sign(a)

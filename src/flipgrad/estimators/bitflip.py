@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.estimators._paths import Path, PathEstimator, per_example
-from flipgrad.estimators._tails import continued_with, hard, uniform
+from flipgrad.estimators._tails import uniform
 
 
 @final
@@ -50,5 +50,5 @@ class BitFlip(PathEstimator):
         # Double precision, so that every unit of a large layer can be met.
         u = uniform(path, a.new_empty(len(a), 1, dtype=torch.float64))
         chosen = torch.zeros_like(x).flatten(1).scatter_(1, (u * n).long().clamp_(max=n - 1), 1.0).view_as(x)
-        change = path.losses.detach() - continued_with(path, k, x * (1 - 2 * chosen), hard)
+        change = path.losses.detach() - path.replayed(k, (x * (1 - 2 * chosen))[None])[0]
         return n * chosen * path.noises[k].pdf(a) * x * per_example(change, a)
