@@ -8,7 +8,7 @@ from local_checks import NAMES, assert_is, literal, seeded, straight
 
 import flipgrad as fg
 import reference
-from flipgrad.estimators.gumbel_rao import conditional
+from flipgrad.estimators._draws import conditional
 from reference import build, chain
 
 

@@ -15,8 +15,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from flipgrad.errors import InputError
+from flipgrad.estimators._draws import conditional
 from flipgrad.estimators._paths import Path, PathEstimator, derivative, per_example, score
-from flipgrad.estimators._tails import continued_with, uniform
+from flipgrad.estimators._tails import continued_with
 from flipgrad.layers import fresh
 from flipgrad.network import Batch, Sequential
 from flipgrad.noise import Noise
@@ -140,16 +141,15 @@ class ConcreteControl(TunedEstimator):
 
     def _layer(self, path: Path, k: int, tune: bool) -> Tensor:
         a, x, noise = path.a[k].detach(), path.states[k], path.noises[k]
-        v = uniform(path, a)
+        new = path.batch.draw(noise, a)
 
-        def conditional(t: Tensor) -> Tensor:
-            u = v * noise.cdf(x * t)
-            return t - x * noise.icdf(u.clamp(min=torch.finfo(u.dtype).tiny))
+        def tied(t: Tensor) -> Tensor:
+            return t - conditional(noise, t, x, new)
 
         _, slope = self._control(path, k, a - path.z[k], tune)
-        control, conditional_slope = self._control(path, k, conditional(a), tune)
+        control, tied_slope = self._control(path, k, tied(a), tune)
         learning = per_example(path.losses.detach() - control, a) * score(noise, x, a)
-        return learning + slope - conditional_slope * derivative(conditional, a)
+        return learning + slope - tied_slope * derivative(tied, a)
 
     def _control(self, path: Path, k: int, zeta: Tensor, tune: bool) -> tuple[Tensor, Tensor]:
         """The control variate c [B] and its derivative in ``zeta``, differentiable in the own parameters if ``tune``."""

@@ -1,9 +1,10 @@
-"""Checked temperatures, and draws that an estimator makes besides every layer's Z."""
+"""Checked temperatures, noise given a state, and draws that an estimator makes besides every layer's Z."""
 
 from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
@@ -36,3 +37,19 @@ def _refusal(estimator: object) -> InputError:
         f"noise: {type(estimator).__name__} draws more than every layer's Z, so it cannot replay handed-in noise; pass a "
         "seeded generator instead"
     )
+
+
+def conditional(noise: Noise, a: Tensor, x: Tensor, z: Tensor) -> Tensor:
+    """Noise given that sign(a - Z) = x, made of unconditional noise ``z`` [..., *a.shape]; differentiable in ``a``.
+
+    By symmetry x Z is noise below x a, and its cdf there is that of Z divided by F(x a): with u = F(z) uniform, it is
+    the inverse cdf of u F(x a). Above one half that is taken from the other tail, so that neither is rounded to 0 or 1.
+    """
+    tiny = torch.finfo(a.dtype).tiny
+    u, p = noise.cdf(z), noise.cdf(x * a)
+    lower = u * p
+    upper = noise.cdf(-z) + u * noise.cdf(-x * a)
+    half = 0.5
+    quantile = torch.where(lower < half, noise.icdf(lower.clamp(tiny, half)), -noise.icdf(upper.clamp(tiny, half)))
+    # Rounding must not leave the half-line.
+    return x * torch.minimum(quantile, x * a)

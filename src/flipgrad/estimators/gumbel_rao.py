@@ -12,9 +12,8 @@ from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.estimators._base import LinearHeadEstimator
-from flipgrad.estimators._draws import check_temperature, own_draws
+from flipgrad.estimators._draws import check_temperature, conditional, own_draws
 from flipgrad.layers import LayerCall
-from flipgrad.noise import Noise
 
 
 @final
@@ -59,19 +58,3 @@ class GumbelRao(LinearHeadEstimator):
         z = conditional(call.noise, a.detach(), x, own_draws(self, call.draw, call.noise, a, self.samples))
         relaxed = torch.tanh((a - z) / (2 * self.t)).mean(0)
         return x + (relaxed - relaxed.detach())
-
-
-def conditional(noise: Noise, a: Tensor, x: Tensor, z: Tensor) -> Tensor:
-    """Noise given that sign(a - Z) = x, made of unconditional noise ``z`` [K, *a.shape].
-
-    By symmetry x Z is noise below x a, and its cdf there is that of Z divided by F(x a): with u = F(z) uniform, it is
-    the inverse cdf of u F(x a). Above one half that is taken from the other tail, so that neither is rounded to 0 or 1.
-    """
-    tiny = torch.finfo(a.dtype).tiny
-    u, p = noise.cdf(z), noise.cdf(x * a)
-    lower = u * p
-    upper = noise.cdf(-z) + u * noise.cdf(-x * a)
-    half = 0.5
-    quantile = torch.where(lower < half, noise.icdf(lower.clamp(tiny, half)), -noise.icdf(upper.clamp(tiny, half)))
-    # Rounding must not leave the half-line.
-    return x * torch.minimum(quantile, x * a)
