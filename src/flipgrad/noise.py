@@ -100,7 +100,7 @@ class Noise(ABC):
         # Half precision has too few bits for a uniform variable whose logarithm is taken.
         wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         u = torch.rand(tuple(shape), generator=generator, dtype=wide, device=device)
-        return self.icdf(u.clamp_(min=torch.finfo(wide).tiny)).to(dtype)
+        return self.icdf(u.clamp(min=torch.finfo(wide).tiny)).to(dtype)
 
     def sample_like(self, a: Tensor, *, generator: Generator | None = None) -> Tensor:
         """Draws of Z with the shape, dtype and device of the pre-activations ``a``."""
