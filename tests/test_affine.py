@@ -58,7 +58,9 @@ def assert_folds(layer: BinaryLayer, modules: list[nn.Module], x: Tensor, noise:
     a = folded(x)
     assert torch.equal(a, real(x))
     grad = normal(*a.shape, seed=9)
-    assert_same(folded.flip_product(x, a.detach(), grad, noise), flipped_in_turn(real, x, grad, noise))
+    assert_same(
+        folded.flip_product(x, a.detach(), grad, folded.parameter.detach(), noise), flipped_in_turn(real, x, grad, noise)
+    )
 
 
 def test_flipping_in_turn_is_the_naive_flip_product():
@@ -130,7 +132,7 @@ def test_padding_value_is_padding_by_hand(arguments, value, noise):
     grad = normal(*a.shape, seed=1)
     expected = naive.conv2d(padded, weight, bias, grad, noise, *shape)
     expected = expected[:, :, top : padded.shape[2] - bottom, left : padded.shape[3] - right]
-    assert_same(affine.flip_product(x, a, grad, noise), expected)
+    assert_same(affine.flip_product(x, a, grad, affine.parameter.detach(), noise), expected)
 
 
 def test_constant_states_and_zeros_are_different_paddings():
@@ -148,7 +150,7 @@ def test_linear_flip_product_takes_any_leading_dimensions(shape):
     a = layer.affine()(x).detach()
     grad = normal(*a.shape, seed=1)
     expected = naive.linear(x.view(-1, 4), layer.weight, layer.bias, grad.view(-1, 5), Logistic())
-    actual = layer.affine().flip_product(x, a, grad, Logistic())
+    actual = layer.affine().flip_product(x, a, grad, layer.weight.detach(), Logistic())
     assert not actual.requires_grad
     assert_same(actual, expected.detach().view(shape))
 
@@ -207,7 +209,7 @@ def test_folded_pooling_before_convolution(case, noise, batch):
     folded = FoldedMap(layer.affine(), tuple(pools))
     a = folded(x).detach()
     with pytest.raises(InputError, match="overlapping windows and padding do not fold into one kernel"):
-        folded.flip_product(x, a, torch.ones_like(a), noise)
+        folded.flip_product(x, a, torch.ones_like(a), folded.parameter.detach(), noise)
 
 
 # (the connectors, the convolution, the size of the images), each a corner that is easily got wrong.
@@ -300,7 +302,7 @@ def test_pooling_that_does_not_fold_is_refused(pool, padding, message):
     x = torch.ones(1, 1, 5, 5)
     a = folded(x).detach()
     with pytest.raises(InputError, match=message):
-        folded.flip_product(x, a, torch.ones_like(a), Logistic())
+        folded.flip_product(x, a, torch.ones_like(a), folded.parameter.detach(), Logistic())
 
 
 def test_unpadded_border_windows_are_even_windows():

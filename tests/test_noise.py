@@ -233,3 +233,19 @@ def test_noises_are_values():
     assert Logistic(2.0) != Logistic(1.0)
     assert Logistic() != Normal()
     assert repr(Laplace(0.5)) == "Laplace(scale=0.5)"
+
+
+@pytest.mark.parametrize("noise", NOISES, ids=str)
+def test_score_is_the_derivative_of_the_log_probability(noise):
+    a = torch.linspace(-30, 30, 1201, dtype=torch.float64).requires_grad_()
+    for x in (1.0, -1.0):
+        states = torch.full_like(a, x)
+        (expected,) = torch.autograd.grad(noise.log_prob(states, a).sum(), a)
+        assert torch.allclose(noise.score(states, a.detach()), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("noise", [Logistic(), Normal(), Laplace()], ids=str)
+def test_score_is_right_far_in_the_tail(noise):
+    """In single precision, where F and F' have both vanished: log F is linear there, or parabolic for normal noise."""
+    expected = 200.0 + 1 / 200 if isinstance(noise, Normal) else 1.0
+    assert noise.score(torch.tensor(1.0), torch.tensor(-200.0)).item() == pytest.approx(expected, rel=1e-4)

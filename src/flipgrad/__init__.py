@@ -1,6 +1,6 @@
 """Stochastic binary networks in PyTorch, trained with gradients one can trust."""
 
-from flipgrad import bounds, estimators, exact, flips
+from flipgrad import bounds, estimators, exact, flips, gradeval
 from flipgrad.errors import InputError
 from flipgrad.estimators import (
     ADF,
@@ -52,7 +52,7 @@ __all__ = [  # noqa: RUF022
     "ADF", "Concrete", "GumbelRao", "HardST", "LocalReparam", "Tanh", "ZGR",
     "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator",
     # modules
-    "bounds", "estimators", "exact", "flips",
+    "bounds", "estimators", "exact", "flips", "gradeval",
     # errors
     "InputError",
 ]

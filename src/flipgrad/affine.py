@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,11 @@ class Affine(ABC):
         """The pre-activations of ``x``; differentiable in the ordinary way in ``x`` and in the parameters."""
 
     @abstractmethod
-    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
-        """The discrete gradient in the binary states ``x``, given ``a`` = ``self(x)`` and the gradient in sign(a - Z)."""
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+        """The discrete gradient in the binary states ``x``, given ``a`` = ``self(x)`` and the gradient in sign(a - Z).
+
+        ``weight`` is :attr:`parameter` without its history, as an autograd function has kept it for the backward pass.
+        """
 
     @abstractmethod
     def variance(self, v: Tensor) -> Tensor:
@@ -69,9 +72,9 @@ class LinearMap(Affine):
             )
         return functional.linear(x, self.weight, self.bias)
 
-    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
         states, a, grad = (t.reshape(-1, t.shape[-1]) for t in (x, a, grad))
-        return flips.linear(states, a, grad, self.weight.detach(), noise).reshape(x.shape)
+        return flips.linear(states, a, grad, weight, noise).reshape(x.shape)
 
     def variance(self, v: Tensor) -> Tensor:
         return functional.linear(v, self.weight.square())
@@ -106,8 +109,8 @@ class ConvMap(Affine):
             return functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
         return functional.conv2d(self._padded(x), self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
 
-    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
-        weight, shape = self.weight.detach(), (self.dilation, self.groups)
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+        shape = (self.dilation, self.groups)
         if self._is_plain:
             padding = (self.pads[2], self.pads[0])
             return flips.conv2d(x, a, grad, weight, noise, self.stride, padding, *shape)
@@ -175,12 +178,11 @@ class FoldedMap(Affine):
             )
         return self.inner(connected)
 
-    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
         if isinstance(self.inner, LinearMap):
-            weight = folded_weight(self.inner.weight.detach(), self.connectors, x).detach()
-            units = x.flatten(1)
-            return flips.linear(units, a, grad, weight, noise).reshape(x.shape)
-        return self._flip_pooled(self.inner, x, a, grad, noise)
+            folded = folded_weight(weight, self.connectors, x)
+            return flips.linear(x.flatten(1), a, grad, folded, noise).reshape(x.shape)
+        return self._flip_pooled(self.inner, x, a, grad, weight, noise)
 
     def variance(self, v: Tensor) -> Tensor:
         if isinstance(self.inner, LinearMap):
@@ -192,8 +194,8 @@ class FoldedMap(Affine):
         pools = [module for module in self.connectors if isinstance(module, PoolModule)]
         return PooledConv.fold(weight, conv.stride, conv.pads, conv.dilation, pools, x.shape[2:])
 
-    def _flip_pooled(self, conv: ConvMap, x: Tensor, a: Tensor, grad: Tensor, noise: Noise) -> Tensor:
-        wide = self._pooled(conv, conv.weight.detach(), x)
+    def _flip_pooled(self, conv: ConvMap, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+        wide = self._pooled(conv, weight, x)
         u = flips.conv2d(wide.prepare(x), a, grad, wide.weight, noise, wide.stride, groups=conv.groups)
         return transpose(wide.prepare, x, u)
 
@@ -210,16 +212,17 @@ def folded_weight(weight: Tensor, connectors: Connectors, x: Tensor) -> Tensor:
 
     Its rows take the place of a batch, on which the connectors act one by one.
     """
+    if not connectors:
+        return weight
     states = x.new_zeros(weight.shape[0], *x.shape[1:], dtype=weight.dtype)
     return transpose(lambda states: connect(connectors, states), states, weight).flatten(1)
 
 
 def transpose(function: Callable[[Tensor], Tensor], x: Tensor, values: Tensor) -> Tensor:
     """The transpose of an affine ``function`` of tensors like ``x``, applied to ``values``: its vector-Jacobian product."""
-    differentiable = torch.is_grad_enabled()
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        (result,) = torch.autograd.grad(function(x), x, values, create_graph=differentiable)
+    transform: Any = torch.func.vjp(function, x.detach())
+    _, pullback = transform
+    result: Tensor = pullback(values)[0]
     return result
 
 

@@ -119,9 +119,7 @@ class BinaryLayer(nn.Module, ABC):
         rule = estimator or self.estimator or UNDEFINED
         if binary:
             self.check_takes_states()
-            # Relaxed states lie between -1 and 1.
-            if not getattr(rule, "relaxed_objective", False):
-                check_states(x, self)
+            check_states(x, self, relaxed=getattr(rule, "relaxed_objective", False))
         draw = fresh(generator or self.generator) if noise is None else given(noise)
         call = LayerCall(self, x, binary, self.affine(), draw)
         states = rule.states(call)
@@ -324,15 +322,19 @@ def check_instance(estimator: object) -> None:
         raise InputError(f"estimator={name!r}: pass an object, e.g. estimator=fg.PSA()")
 
 
-def check_states(x: Tensor, module: nn.Module) -> None:
-    """Refuse what is not ±1."""
-    if torch.compiler.is_compiling() or bool((x.abs() == 1).all()):
+def check_states(x: Tensor, module: nn.Module, *, relaxed: bool = False) -> None:
+    """Refuse what is not ±1, or, of relaxed states, what is not between -1 and 1."""
+    if torch.compiler.is_compiling():
         return
-    wrong = x[x.abs() != 1].flatten()[0].item()
+    right = x.abs() <= 1 if relaxed else x.abs() == 1
+    if bool(right.all()):
+        return
+    wrong = x[~right].flatten()[0].item()
+    kind = "relaxed hidden states that are not in [-1, 1]" if relaxed else "hidden states that are not ±1"
     raise InputError(
-        f"{type(module).__name__} was handed hidden states that are not ±1 (for example {wrong:g}): binary layers take each "
-        "other's states as they are. Reshape, slice or concatenate them; do not scale, add or activate them (a sum of two "
-        "states is the concatenation with the weight twice, an average pooling belongs into fg.Sequential)"
+        f"{type(module).__name__} was handed {kind} (for example {wrong:g}): binary layers take each other's states as they "
+        "are. Reshape, slice or concatenate them; do not scale, add or activate them, nor mix them with real values (a sum of "
+        "two states is the concatenation with the weight twice, an average pooling belongs into fg.Sequential)"
     )
 
 

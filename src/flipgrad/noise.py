@@ -66,6 +66,10 @@ class Noise(ABC):
         """log P(state x | pre-activation a) of states ``x`` in {-1, +1}; finite, see :meth:`log_cdf`."""
         return self.log_cdf(x * a)
 
+    def score(self, x: Tensor, a: Tensor) -> Tensor:
+        """d log P(state x | pre-activation a) / da of states ``x`` in {-1, +1}; 0 for an impossible state."""
+        return x * self._log_slope(self._standard(x * a)) / self.scale
+
     def pdf(self, a: Tensor) -> Tensor:
         """The density F'(a)."""
         return self._pdf(self._standard(a), 0) / self.scale
@@ -121,6 +125,10 @@ class Noise(ABC):
     def _log_cdf(self, t: Tensor) -> Tensor: ...
 
     @abstractmethod
+    def _log_slope(self, t: Tensor) -> Tensor:
+        """F'/F, the derivative of log F."""
+
+    @abstractmethod
     def _pdf(self, t: Tensor, order: int) -> Tensor: ...
 
     @abstractmethod
@@ -147,6 +155,9 @@ class Logistic(Noise):
 
     def _log_cdf(self, t: Tensor) -> Tensor:
         return torch.nn.functional.logsigmoid(t)
+
+    def _log_slope(self, t: Tensor) -> Tensor:
+        return torch.sigmoid(-t)
 
     def _pdf(self, t: Tensor, order: int) -> Tensor:
         f = torch.sigmoid(t) * torch.sigmoid(-t)
@@ -179,6 +190,11 @@ class Normal(Noise):
     def _log_cdf(self, t: Tensor) -> Tensor:
         log_probability: Tensor = torch.special.log_ndtr(t)
         return log_probability
+
+    def _log_slope(self, t: Tensor) -> Tensor:
+        # F(t) = exp(-t^2 / 2) erfcx(-t / sqrt 2) / 2: the ratio has no exponentials left, which would vanish together.
+        scaled: Tensor = torch.special.erfcx(t * -math.sqrt(0.5))
+        return math.sqrt(2 / math.pi) / scaled
 
     def _pdf(self, t: Tensor, order: int) -> Tensor:
         # Beyond |t| = 40 the density is 0 even in float64: the clamp only keeps t**3 from meeting it as inf * 0.
@@ -215,6 +231,10 @@ class Laplace(Noise):
         upper = torch.log1p(-torch.exp(-t.clamp(min=0)) / 2)
         return torch.where(t < 0, lower, upper)
 
+    def _log_slope(self, t: Tensor) -> Tensor:
+        half = torch.exp(-t.clamp(min=0)) / 2
+        return half / (1 - half)
+
     def _pdf(self, t: Tensor, order: int) -> Tensor:
         f = torch.exp(-t.abs()) / 2
         return f if order % 2 == 0 else -torch.sign(t) * f
@@ -243,6 +263,10 @@ class Uniform(Noise):
 
     def _log_cdf(self, t: Tensor) -> Tensor:
         return torch.log(self._cdf(t).clamp(min=torch.finfo(t.dtype).tiny))
+
+    def _log_slope(self, t: Tensor) -> Tensor:
+        inside = (t > -1) & (t <= 1)
+        return torch.where(inside, 1 / torch.where(inside, 1 + t, 1), 0)
 
     def _pdf(self, t: Tensor, order: int) -> Tensor:
         if order > 0:

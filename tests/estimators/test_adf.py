@@ -116,5 +116,5 @@ def test_refuses_handed_in_noise(estimator):
 def test_refuses_means_mixed_with_real_values(estimator):
     first, second = fg.BinaryLinear(2, 3), fg.BinaryLinear(5, 3)
     x = torch.full((1, 2), 4.0)
-    with pytest.raises(fg.InputError, match=r"handed 4 among other layers' means, which are in \[-1, 1\]"):
+    with pytest.raises(fg.InputError, match=r"relaxed hidden states that are not in \[-1, 1\] \(for example 4\)"):
         second(torch.cat([first(x, estimator=estimator), x], 1), estimator=estimator)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -16,7 +17,7 @@ from torch import Generator, Tensor, nn
 
 from flipgrad.errors import InputError
 from flipgrad.estimators._draws import conditional
-from flipgrad.estimators._paths import Path, PathEstimator, derivative, per_example, score
+from flipgrad.estimators._paths import Path, PathEstimator, per_example, value_and_slope
 from flipgrad.estimators._tails import continued_with
 from flipgrad.layers import fresh
 from flipgrad.network import Batch, Sequential
@@ -148,23 +149,27 @@ class ConcreteControl(TunedEstimator):
 
         _, slope = self._control(path, k, a - path.z[k], tune)
         control, tied_slope = self._control(path, k, tied(a), tune)
-        learning = per_example(path.losses.detach() - control, a) * score(noise, x, a)
+        learning = per_example(path.losses.detach() - control, a) * noise.score(x, a)
         return learning + slope - tied_slope * derivative(tied, a)
 
     def _control(self, path: Path, k: int, zeta: Tensor, tune: bool) -> tuple[Tensor, Tensor]:
         """The control variate c [B] and its derivative in ``zeta``, differentiable in the own parameters if ``tune``."""
-        with torch.enable_grad():
-            zeta = zeta.detach().requires_grad_()
-            half = 0.5 * torch.exp(-self.log_temperature)
+        half = 0.5 * torch.exp(-self.log_temperature)
 
-            def relaxed(noise: Noise, a: Tensor, z: Tensor) -> Tensor:
-                # tanh(t / 2) = 2 sigmoid(t) - 1.
-                return torch.tanh((a - z) * half)
+        def relaxed(noise: Noise, a: Tensor, z: Tensor) -> Tensor:
+            # tanh(t / 2) = 2 sigmoid(t) - 1.
+            return torch.tanh((a - z) * half)
 
+        def control(zeta: Tensor) -> Tensor:
             states = torch.tanh(zeta * half)
             c = torch.exp(self.log_scale) * continued_with(path, k, states, relaxed)
             added = self.added(k, states)
-            if added is not None:
-                c = c + added
-            (slope,) = torch.autograd.grad(c.sum(), zeta, create_graph=tune)
-        return (c, slope) if tune else (c.detach(), slope)
+            return c if added is None else c + added
+
+        c, slope = value_and_slope(control, zeta)
+        return (c, slope) if tune else (c.detach(), slope.detach())
+
+
+def derivative(function: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
+    """The derivative of an elementwise ``function`` at ``a``, without a gradient."""
+    return value_and_slope(function, a)[1].detach()

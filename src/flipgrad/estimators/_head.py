@@ -7,6 +7,7 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
@@ -53,15 +54,19 @@ def _general(readout: Readout, x: Tensor, objective: Objective) -> Tensor:
     count = units.shape[1]
 
     def losses(first: int, last: int) -> Tensor:
-        # [flips, B, units]
-        flipped = units.repeat(last - first, 1, 1)
-        index = torch.arange(first, last, device=x.device)
-        flipped[index - first, :, index] *= -1
-        outputs = readout(flipped.view(-1, *x.shape[1:])).unflatten(0, (last - first, len(x)))
+        outputs = readout(flipped_states(x, torch.arange(first, last, device=x.device)).flatten(0, 1))
+        outputs = outputs.unflatten(0, (last - first, len(x)))
         return evaluate(objective, outputs)
 
     size = max(1, CHUNK // max(1, units.numel()))
     return _chunked([(losses, (i, min(i + size, count))) for i in range(0, count, size)])
+
+
+def flipped_states(x: Tensor, units: Tensor) -> Tensor:
+    """Copies of the states ``x`` [B, ...], each with one of the ``units`` flipped, [len(units), B, ...]."""
+    flat = x.flatten(1)
+    signs = 1 - 2 * functional.one_hot(units, flat.shape[1]).to(x.dtype)
+    return (flat * signs[:, None]).view(len(units), *x.shape)
 
 
 def _chunked(parts: list[tuple[Callable[..., Tensor], tuple[object, ...]]]) -> Tensor:

@@ -37,7 +37,6 @@ class MomentEstimator(LocalEstimator):
         mu = call.affine(call.x)
         if not call.binary:
             return call.noise.mean_sign(mu)
-        _check_means(call.x)
         return self.means(call, mu, call.affine.variance(1 - call.x.square()))
 
     @final
@@ -76,13 +75,3 @@ class MomentEstimator(LocalEstimator):
                     f"{type(self).__name__}: {step.module} after a binary layer makes zeros that look like units of mean 0 and "
                     "variance 1; use the padding of BinaryConv2d, or pad with -1 or 1"
                 )
-
-
-def _check_means(m: Tensor) -> None:
-    if torch.compiler.is_compiling() or bool((m.abs() <= 1).all()):
-        return
-    wrong = m[~(m.abs() <= 1)].flatten()[0].item()
-    raise InputError(
-        f"a binary layer was handed {wrong:g} among other layers' means, which are in [-1, 1]: reshape, slice or concatenate "
-        "means; do not scale or add them, nor mix them with real values"
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -138,19 +138,19 @@ def _copies(t: Tensor, n: int) -> Tensor:
     return t.expand(n, *t.shape).flatten(0, 1)
 
 
-def derivative(function: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
-    """The derivative of an elementwise ``function`` at ``a``, without a gradient."""
-    with torch.enable_grad():
-        a = a.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(function(a).sum(), a)
-    return slope
+def value_and_slope(function: Callable[[Tensor], Tensor], t: Tensor) -> tuple[Tensor, Tensor]:
+    """The values [B] of a ``function`` of a batch that treats its examples separately, and their gradient in ``t``.
 
-
-def score(noise: Noise, states: Tensor, a: Tensor) -> Tensor:
-    """d log p(states | a) / da."""
-    return derivative(lambda t: noise.log_prob(states, t), a)
+    Both are differentiable in what else the function depends on. The functional form also works where draws are vectorised.
+    """
+    transform: Any = torch.func.vjp(function, t.detach())
+    value, pullback = transform
+    (slope,) = pullback(torch.ones_like(value))
+    return value, slope
 
 
 def logit_slope(noise: Noise, a: Tensor) -> Tensor:
     """d logit(F(a)) / da: by the chain rule, turns a gradient in the logits of a layer into one in its pre-activations."""
-    return derivative(lambda t: noise.log_cdf(t) - noise.log_cdf(-t), a)
+    a = a.detach()
+    one = torch.ones_like(a)
+    return noise.score(one, a) - noise.score(-one, a)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.estimators._paths import Path, PathEstimator, per_example, score
+from flipgrad.estimators._paths import Path, PathEstimator, per_example
 from flipgrad.estimators._tails import uniform
 
 
@@ -67,7 +67,7 @@ class ARMS(PathEstimator):
         states = torch.where(u < q, -common, common)
         f = torch.stack([path.tail(k, x) for x in states])
         advantage = (f - f.mean(0)) / (self.samples - 1)
-        total = torch.stack([per_example(w, a) * score(noise, x, a) for w, x in zip(advantage, states, strict=True)]).sum(0)
+        total = torch.stack([per_example(w, a) * noise.score(x, a) for w, x in zip(advantage, states, strict=True)]).sum(0)
         return total / (1 - correlation(q, self.samples))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flipgrad.errors import InputError
 from flipgrad.estimators._control import TunedEstimator
-from flipgrad.estimators._paths import Path, per_example, score
+from flipgrad.estimators._paths import Path, per_example, value_and_slope
 from flipgrad.estimators._tails import continued_with, straight_through
 from flipgrad.noise import sign
 
@@ -75,14 +75,11 @@ class DoubleCV(TunedEstimator):
         b = self.alpha * (left_out * (states - noise.mean_sign(a))).flatten(2).sum(2)
         total = f + b
         advantage = total - (total.sum(0) - total) / others
-        terms = [per_example(w, a) * score(noise, x, a) for w, x in zip(advantage, states, strict=True)]
+        terms = [per_example(w, a) * noise.score(x, a) for w, x in zip(advantage, states, strict=True)]
         return torch.stack(terms).mean(0) - self.alpha * 2 * noise.pdf(a) * slopes.mean(0)
 
 
 def _taylor(path: Path, k: int, states: Tensor) -> tuple[Tensor, Tensor]:
     """The losses [B] of layer ``k``'s ``states``, and their gradient in them."""
-    with torch.enable_grad():
-        states = states.detach().requires_grad_()
-        f = continued_with(path, k, states, straight_through)
-        (slope,) = torch.autograd.grad(f.sum(), states)
-    return f.detach(), slope
+    f, slope = value_and_slope(lambda x: continued_with(path, k, x, straight_through), states)
+    return f.detach(), slope.detach()

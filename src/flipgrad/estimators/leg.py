@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from flipgrad.estimators._head import flipped_states
 from flipgrad.estimators._paths import Path, PathEstimator
 
 # Numbers held at once: flips of a layer times the pre-activations of the widest layer.
@@ -50,14 +51,7 @@ class LEG(PathEstimator):
         result = []
         for k, (a, x, noise) in enumerate(zip(path.a, path.states, path.noises, strict=True)):
             parts = torch.arange(x[:1].numel() if len(x) else 1, device=x.device).split(size)
-            flipped = torch.cat([path.replayed(k, _flips(x, units)) for units in parts])
+            flipped = torch.cat([path.replayed(k, flipped_states(x, units)) for units in parts])
             difference = (path.losses.detach() - flipped).t().reshape(x.shape) * x
             result.append(noise.pdf(a.detach()) * difference)
         return result
-
-
-def _flips(x: Tensor, units: Tensor) -> Tensor:
-    """Copies of the states ``x`` [B, ...], each with one of the ``units`` flipped, [len(units), B, ...]."""
-    flips = x.flatten(1).repeat(len(units), 1, 1)
-    flips[torch.arange(len(units), device=x.device), :, units] *= -1
-    return flips.view(len(units), *x.shape)

@@ -5,12 +5,12 @@ Gu, Levine, Sutskever, Mnih. MuProp: Unbiased Backpropagation for Stochastic Neu
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from flipgrad.estimators._paths import Path, per_example, score
+from flipgrad.estimators._paths import Path, per_example
 from flipgrad.estimators.baselines import BaselineEstimator
 from flipgrad.layers import LayerCall
 from flipgrad.objectives import evaluate
@@ -53,23 +53,26 @@ class MuProp(BaselineEstimator):
         result = []
         for k, (a, x, noise) in enumerate(zip(path.a, path.states, path.noises, strict=True)):
             linear = (slopes[k] * (x - means[k])).flatten(1).sum(1)
-            residual = per_example(reward - linear, a) * score(noise, x, a)
+            residual = per_example(reward - linear, a) * noise.score(x, a.detach())
             result.append(residual + slopes[k] * 2 * noise.pdf(a.detach()))
         return result
 
 
 def _mean_field(path: Path) -> tuple[list[Tensor], tuple[Tensor, ...], Tensor]:
     """The mean-field states of every layer, the mean-field loss's slopes in them, and the loss [B]."""
-    means: list[Tensor] = []
 
-    def visit(call: LayerCall) -> Tensor:
-        mean = call.noise.mean_sign(call.affine(call.x))
-        # Slopes are wanted even where no parameter asks for them.
-        means.append(mean if mean.requires_grad else mean.requires_grad_())
-        return means[-1]
+    def loss(*offsets: Tensor) -> tuple[Tensor, list[Tensor]]:
+        remaining, means = iter(offsets), []
 
-    with torch.enable_grad():
+        def visit(call: LayerCall) -> Tensor:
+            means.append(call.noise.mean_sign(call.affine(call.x)) + next(remaining))
+            return means[-1]
+
         states = path.net.run(path.inputs.detach(), visit, path.batch.draw)
-        losses = evaluate(path.batch.objective, path.net.outputs(states))
-        slopes = torch.autograd.grad(losses.sum(), means)
-    return [mean.detach() for mean in means], slopes, losses.detach()
+        return evaluate(path.batch.objective, path.net.outputs(states)), means
+
+    # Slopes in the means are slopes in an offset of them.
+    transform: Any = torch.func.vjp(loss, *[torch.zeros_like(a) for a in path.a], has_aux=True)
+    losses, pullback, means = transform
+    slopes = pullback(torch.ones_like(losses))
+    return [mean.detach() for mean in means], tuple(slope.detach() for slope in slopes), losses.detach()

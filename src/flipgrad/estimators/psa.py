@@ -120,21 +120,37 @@ class _FlipStates(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         a, x, weight, _, ctx.affine, ctx.noise = inputs
-        # The weight is kept only so that autograd notices if it was changed between the passes.
         ctx.save_for_backward(a, x, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        a, x, _ = ctx.saved_tensors
+        a, x, weight = ctx.saved_tensors
         grad_a = 2 * ctx.noise.pdf(a) * grad if ctx.needs_input_grad[0] else None
-        grad_x = ctx.affine.flip_product(x, a, grad, ctx.noise) if ctx.needs_input_grad[1] else None
+        grad_x = ctx.affine.flip_product(x, a, grad, weight, ctx.noise) if ctx.needs_input_grad[1] else None
         return grad_a, grad_x, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        """Draws are one large batch where they share the weight, else evaluated one by one."""
+        *tensors, affine, noise = inputs
+        leading: Any = [
+            [None] * info.batch_size if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip(tensors, in_dims[:4], strict=True)
+        ]
+        apply: Any = _FlipStates.apply
+        a, x, weight, states = leading
+        if bool((weight == weight[:1]).all()):
+            units = x.flatten(0, 1) if isinstance(x, Tensor) else None
+            return apply(a.flatten(0, 1), units, weight[0], states.flatten(0, 1), affine, noise).view_as(states), 0
+        return torch.stack([apply(*each, affine, noise) for each in zip(*leading, strict=True)]), 0
 
 
 @final
 class _AttachGradient(torch.autograd.Function):
     """The losses as they are; backward, the given gradient [B, ...] to the states besides."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(losses: Tensor, states: Tensor, gradient: Tensor) -> Tensor:

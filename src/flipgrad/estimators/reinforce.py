@@ -9,7 +9,7 @@ from typing import final
 
 from torch import Tensor
 
-from flipgrad.estimators._paths import Path, per_example, score
+from flipgrad.estimators._paths import Path, per_example
 from flipgrad.estimators.baselines import BaselineEstimator
 
 
@@ -42,6 +42,6 @@ class REINFORCE(BaselineEstimator):
         guesses = self.guesses(path)
         reward = path.losses.detach() if guesses is None else path.losses.detach() - guesses
         return [
-            per_example(reward, a) * score(noise, states, a)
+            per_example(reward, a) * noise.score(states, a.detach())
             for a, states, noise in zip(path.a, path.states, path.noises, strict=True)
         ]

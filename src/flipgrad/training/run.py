@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy
 import safetensors.torch
 import torch
 
-import flipgrad
-from flipgrad.errors import InputError
+from flipgrad import files
 
 
 class RunFolder:
@@ -37,27 +32,14 @@ class RunFolder:
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
-        try:
-            if path.exists() and not path.is_dir():
-                raise InputError(f"output '{path}' is a file; give a folder")
-            if path.is_dir() and any(path.iterdir()) and not overwrite:
-                raise InputError(f"output folder '{path}' exists and is not empty; give another --output, or --overwrite")
-            path.mkdir(parents=True, exist_ok=True)
-            for name in (self.METRICS, self.SUMMARY, self.WEIGHTS, self.ESTIMATOR, self.CURVE):
-                (path / name).unlink(missing_ok=True)
-            self._write(self.METRICS, b"")
-        except OSError as error:
-            raise InputError(f"cannot write to output folder '{path}': {error.strerror}; give another --output") from None
+        files.new_folder(path, overwrite=overwrite)
+        for name in (self.METRICS, self.SUMMARY, self.WEIGHTS, self.ESTIMATOR, self.CURVE):
+            (path / name).unlink(missing_ok=True)
+        files.write(path / self.METRICS, b"")
 
     def write_config(self, config: Mapping[str, object]) -> None:
         """The configuration, with what is needed to tell where numbers came from."""
-        versions = {"flipgrad": flipgrad.__version__, "torch": torch.__version__, "numpy": numpy.__version__}
-        machine = {"system": platform.system(), "processor": platform.machine(), "threads": torch.get_num_threads()}
-        versions["python"] = platform.python_version()
-        self._write_json(
-            self.CONFIG,
-            {"config": dict(config), "command": sys.argv[1:], "versions": versions, "machine": machine},
-        )
+        files.write_json(self.path / self.CONFIG, {"config": dict(config), **files.provenance()})
 
     def append_metrics(self, record: Mapping[str, object]) -> None:
         """One line of JSON per epoch."""
@@ -66,24 +48,16 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """The final numbers."""
-        self._write_json(self.SUMMARY, dict(summary))
+        files.write_json(self.path / self.SUMMARY, dict(summary))
 
     def save_weights(self, net: torch.nn.Module) -> None:
         """The network's state in safetensors, which holds tensors and nothing that could run."""
-        self._write(self.WEIGHTS, _tensors(net))
+        files.write(self.path / self.WEIGHTS, _tensors(net))
 
     def save_estimator(self, estimator: torch.nn.Module) -> None:
         """The state of an estimator that has one, such as a baseline."""
         if estimator.state_dict():
-            self._write(self.ESTIMATOR, _tensors(estimator))
-
-    def _write_json(self, name: str, value: object) -> None:
-        self._write(name, (json.dumps(value, indent=2) + "\n").encode())
-
-    def _write(self, name: str, content: bytes) -> None:
-        temporary = self.path / f".{name}.part"
-        temporary.write_bytes(content)
-        os.replace(temporary, self.path / name)
+            files.write(self.path / self.ESTIMATOR, _tensors(estimator))
 
 
 def _tensors(module: torch.nn.Module) -> bytes:

@@ -1,0 +1,7 @@
+"""Measure gradient estimators against the truth: bias, variance, RMSE and cosine, per layer. Draws no pictures."""
+
+from flipgrad.gradeval.evaluate import Measured, Result, evaluate
+from flipgrad.gradeval.reference import Reference, ReferenceLayer
+from flipgrad.gradeval.statistics import Accuracy
+
+__all__ = ["Accuracy", "Measured", "Reference", "ReferenceLayer", "Result", "evaluate"]

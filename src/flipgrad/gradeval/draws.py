@@ -1,0 +1,251 @@
+"""One-draw gradients of an estimator, many at once.
+
+A draw is the gradient of the mean loss of all data points with one draw of all noises. Many of them are one evaluation with
+a leading dimension for the draws (``torch.vmap``): every draw has its own copy of the parameters, all equal, so that
+ordinary backpropagation leaves every draw's gradient in its copy. The estimator's own code is what runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+import numpy
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+
+from flipgrad.errors import InputError
+from flipgrad.estimators import Estimator
+from flipgrad.layers import Draw, LayerCall, fresh
+from flipgrad.network import Batch, Sequential
+from flipgrad.noise import Noise
+from flipgrad.objectives import Objective
+
+# Pre-activations of all draws that are evaluated together, so that one operation's numbers stay in a core's cache.
+CHUNK = 2**19
+# Gradient entries of all draws that are held together.
+LARGEST = 2**24
+
+
+@final
+@dataclass(frozen=True)
+class Problem:
+    """What is differentiated: the mean of the objective over the data points ``x`` [B, ...]."""
+
+    net: Sequential
+    x: Tensor
+    objective: Objective
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters whose gradient is wanted, in the order of :meth:`layers`."""
+        groups = self._groups()
+        return {name: parameter for group in groups.values() for name, parameter in group.items()}
+
+    def layers(self) -> dict[str, slice]:
+        """Which entries of the whole gradient [P] belong to "front", "layer 1", ..., "head", and, last, "all" of them."""
+        parts, start = {}, 0
+        for name, group in self._groups().items():
+            end = start + sum(parameter.numel() for parameter in group.values())
+            parts[name] = slice(start, end)
+            start = end
+        return {**parts, "all": slice(0, start)}
+
+    def flatten(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Gradients [n, ...] of every parameter in one matrix [n, P]."""
+        return torch.cat([gradient.flatten(1) for gradient in gradients], 1)
+
+    def size(self) -> int:
+        """The number of pre-activations of one evaluation."""
+        sizes = []
+
+        def visit(call: LayerCall) -> Tensor:
+            a = call.affine(call.x)
+            sizes.append(a.numel())
+            return call.sample(a)
+
+        with torch.no_grad():
+            self.net.run(self.net.front(self.x), visit, fresh(torch.Generator(self.x.device)))
+        return sum(sizes)
+
+    def _groups(self) -> dict[str, dict[str, Tensor]]:
+        """The trainable parameters by layer; those that several layers share belong to the first."""
+        owners = {id(p): f"layer {k}" for k, layer in enumerate(self.net.binary_layers, 1) for p in layer.parameters()}
+        owners.update({id(p): "head" for p in self.net.head.parameters() if id(p) not in owners})
+        groups: dict[str, dict[str, Tensor]] = {
+            "front": {},
+            **{f"layer {k}": {} for k in range(1, len(self.net.binary_layers) + 1)},
+            "head": {},
+        }
+        for name, parameter in self.net.named_parameters():
+            if parameter.requires_grad:
+                groups[owners.get(id(parameter), "front")][name] = parameter
+        return {name: group for name, group in groups.items() if group}
+
+
+@final
+class Sampler:
+    """Draws gradients of one estimator, vectorised where its code allows that, else one by one.
+
+    Args:
+        problem: what is differentiated.
+        estimator: the estimator; copied, and its own parameters are not trained.
+        seed: the same seed gives the same draws, however many workers there are.
+        workers: threads that draw side by side.
+    """
+
+    def __init__(self, problem: Problem, estimator: Estimator, seed: Sequence[int], workers: int) -> None:
+        self.problem = problem
+        self.seed = seed
+        self.estimator = copy.deepcopy(estimator)
+        # An ordinary estimate: reports what is wrong in the ordinary way, and lets the estimator build what it needs.
+        one_by_one(problem, self.estimator, 1, fresh(self._generator(0)))
+        if isinstance(self.estimator, nn.Module):
+            self.estimator.requires_grad_(False)
+        self.vectorised = self._can_vectorise()
+        self.workers = workers if self.vectorised else 1
+
+    def draws(self, samples: int) -> Iterator[Tensor]:
+        """``samples`` gradients, [n, P] at a time."""
+        parameters = sum(parameter.numel() for parameter in self.problem.parameters().values())
+        rows = max(1, min(CHUNK // max(1, self.problem.size()), LARGEST // parameters))
+        sizes = [min(rows, samples - start) for start in range(0, samples, rows)]
+        with _single_threaded(self.workers), ThreadPoolExecutor(self.workers) as pool:
+            # Modules are changed while they are evaluated with other parameters, so every worker has its own.
+            idle = [copy.deepcopy((self.problem, self.estimator)) for _ in range(self.workers)]
+
+            def work(number: int, count: int) -> Tensor:
+                mine = idle.pop()
+                try:
+                    return self._chunk(*mine, count, number)
+                finally:
+                    idle.append(mine)
+
+            yield from _in_order(pool, work, sizes, ahead=2 * self.workers)
+
+    def _chunk(self, problem: Problem, estimator: Estimator, count: int, number: int) -> Tensor:
+        draw = fresh(self._generator(number + 1))
+        method = vectorised if self.vectorised else one_by_one
+        return method(problem, estimator, count, draw)
+
+    def _generator(self, number: int) -> Generator:
+        (state,) = numpy.random.SeedSequence([*self.seed, number]).generate_state(1, numpy.uint64)
+        return torch.Generator(self.problem.x.device).manual_seed(int(state) >> 1)
+
+    def _can_vectorise(self) -> bool:
+        try:
+            vectorised(self.problem, copy.deepcopy(self.estimator), 2, fresh(self._generator(0)))
+        except (RuntimeError, NotImplementedError):
+            # It does something that torch cannot do for many draws at once, such as to remember each one.
+            return False
+        return True
+
+
+def vectorised(problem: Problem, estimator: Estimator, count: int, draw: Draw, noise: Sequence[Tensor] = ()) -> Tensor:
+    """``count`` gradients [count, P] at once.
+
+    Args:
+        problem: what is differentiated.
+        estimator: the estimator.
+        count: the number of draws.
+        draw: the source of noise, where ``noise`` is used up.
+        noise: values for every time the estimator asks for noise, each with a leading dimension for the draws.
+    """
+    loss = _Loss(problem, estimator)
+    names, parameters = zip(*problem.parameters().items(), strict=True)
+    # One number in memory for all draws.
+    copies = [parameter.detach().expand(count, *parameter.shape).requires_grad_() for parameter in parameters]
+
+    def one(copies: Sequence[Tensor], noise: Sequence[Tensor]) -> Tensor:
+        named = {f"net.{name}": copy for name, copy in zip(names, copies, strict=True)}
+        value: Tensor = functional_call(loss, named, (replay(noise, draw),))
+        return value
+
+    losses = torch.vmap(one, randomness="different")(copies, list(noise))
+    return problem.flatten(torch.autograd.grad(losses.sum(), copies, materialize_grads=True))
+
+
+def one_by_one(problem: Problem, estimator: Estimator, count: int, draw: Draw, noise: Sequence[Tensor] = ()) -> Tensor:
+    """The same as :func:`vectorised`, one draw after the other."""
+    loss, parameters = _Loss(problem, estimator), list(problem.parameters().values())
+    rows = []
+    for i in range(count):
+        value = loss(replay([z[i] for z in noise], draw))
+        gradients = torch.autograd.grad(value, parameters, materialize_grads=True)
+        rows.append(problem.flatten([gradient[None] for gradient in gradients]))
+    return torch.cat(rows)
+
+
+def replay(noise: Sequence[Tensor], draw: Draw) -> Draw:
+    """A source that gives the values in ``noise`` in turn, then those of ``draw``."""
+    remaining = iter(noise)
+
+    def source(distribution: Noise, a: Tensor) -> Tensor:
+        z = next(remaining, None)
+        return draw(distribution, a) if z is None else z
+
+    return source
+
+
+class _Loss(nn.Module):
+    """The mean loss whose gradient is one draw."""
+
+    def __init__(self, problem: Problem, estimator: Estimator) -> None:
+        super().__init__()
+        self.net, self.x, self.objective, self.rule = problem.net, problem.x, problem.objective, [estimator]
+
+    def forward(self, draw: Draw) -> Tensor:
+        index = torch.arange(len(self.x), device=self.x.device)
+        return self.rule[0].losses(self.net, Batch(self.x, self.objective, draw, index)).mean()
+
+
+def default_workers(device: torch.device) -> int:
+    """All the cores that this process may use; one thread is enough to keep another device busy."""
+    if device.type != "cpu":
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_finite(draws: Tensor, layers: dict[str, slice], name: str) -> None:
+    """Refuse gradients with NaN or infinity, naming the estimator and the layer."""
+    for layer, part in layers.items():
+        if not bool(torch.isfinite(draws[:, part]).all()):
+            raise InputError(
+                f"{name} gave a gradient with NaN or infinity in {layer!r}: look for weights or losses that overflow, or leave "
+                "this estimator out"
+            )
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, work: Callable[[int, int], Tensor], sizes: Sequence[int], ahead: int
+) -> Iterator[Tensor]:
+    """The results of ``work`` in order, with at most ``ahead`` of them waiting."""
+    waiting: list[Future[Tensor]] = []
+    jobs = enumerate(sizes)
+    try:
+        for number, size in jobs:
+            waiting.append(pool.submit(work, number, size))
+            if len(waiting) == ahead:
+                yield waiting.pop(0).result()
+        while waiting:
+            yield waiting.pop(0).result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+@contextmanager
+def _single_threaded(workers: int) -> Iterator[None]:
+    """Where several workers draw side by side, each of them uses one thread."""
+    threads = torch.get_num_threads()
+    if workers > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

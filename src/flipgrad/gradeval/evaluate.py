@@ -1,0 +1,231 @@
+"""How good is a gradient? Every estimator against the truth, layer by layer."""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, final
+
+from torch import Tensor
+
+from flipgrad import files
+from flipgrad.errors import InputError
+from flipgrad.estimators import DisARM, Estimator, Exact
+from flipgrad.gradeval.draws import Problem, Sampler, check_finite, default_workers
+from flipgrad.gradeval.reference import (
+    Reference,
+    can_be_exact,
+    check_unbiased,
+    drawn_reference,
+    exact_reference,
+)
+from flipgrad.gradeval.statistics import CONFIDENCE, COSINE_SHARE, Accuracy, Tally
+from flipgrad.layers import check_instance
+from flipgrad.network import Sequential
+from flipgrad.objectives import Objective
+
+# Fewer draws say nothing about variances.
+FEWEST = 10
+# A reference of draws has so many times the draws of an estimator.
+REFERENCE_FACTOR = 100
+
+# Told what is at hand, and how many draws of it have come since the last time.
+Report = Callable[[str, int], None]
+
+
+@final
+@dataclass(frozen=True)
+class Measured:
+    """What was found out about one estimator.
+
+    Attributes:
+        samples_per_second: one-draw gradients per second.
+        vectorised: whether draws were made many at once.
+        unbiased: what the estimator says of itself.
+        layers: its accuracy in every layer, and, last, in "all" of them.
+    """
+
+    samples_per_second: float
+    vectorised: bool
+    unbiased: bool
+    layers: list[Accuracy]
+
+
+@final
+@dataclass(frozen=True)
+class Result:
+    """Accuracies of estimators on one problem.
+
+    Attributes:
+        estimators: what was measured, by the estimator's name.
+        reference: what it was compared with.
+        samples: draws per estimator.
+        points: data points.
+        seed: of the draws.
+    """
+
+    estimators: dict[str, Measured]
+    reference: Reference
+    samples: int
+    points: int
+    seed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, with where it came from."""
+        reference = {
+            "kind": self.reference.kind,
+            "estimator": self.reference.estimator,
+            "draws": self.reference.draws,
+            "layers": [asdict(layer) for layer in self.reference.layers],
+        }
+        return {
+            "estimators": {name: asdict(measured) for name, measured in self.estimators.items()},
+            "reference": reference,
+            "samples": self.samples,
+            "points": self.points,
+            "confidence": CONFIDENCE,
+            "cosine_share": COSINE_SHARE,
+            "seed": self.seed,
+            **files.provenance(),
+        }
+
+    def write(self, path: Path, **more: object) -> None:
+        """Write the result, and what ``more`` is to be told, as JSON."""
+        files.write_json(path, {**self.to_dict(), **more})
+
+    def accuracy(self, estimator: str, layer: str = "all") -> Accuracy:
+        """The accuracy of one estimator in one layer."""
+        if estimator not in self.estimators:
+            raise InputError(f"no estimator {estimator!r} in this result; there are {', '.join(self.estimators)}")
+        layers = {accuracy.name: accuracy for accuracy in self.estimators[estimator].layers}
+        if layer not in layers:
+            raise InputError(f"no layer {layer!r} in this result; there are {', '.join(layers)}")
+        return layers[layer]
+
+
+def evaluate(
+    net: Sequential,
+    x: Tensor,
+    objective: Objective,
+    estimators: Sequence[Estimator] | Mapping[str, Estimator],
+    samples: int = 10_000,
+    *,
+    seed: int = 0,
+    reference: Estimator | Literal["auto"] = "auto",
+    reference_samples: int | None = None,
+    workers: int | None = None,
+    report: Report | None = None,
+) -> Result:
+    """Measure bias, variance, RMSE and cosine of gradient estimators, per layer and in the whole network.
+
+    A draw is the gradient of the mean loss over the data points, with one draw of all noises; see
+    :mod:`flipgrad.gradeval.statistics` for what is made of the draws. The network is evaluated as it is (call ``net.eval()``
+    first, if modules before its binary layers behave differently in training) and left unchanged.
+
+    Args:
+        net: the network; parameters with ``requires_grad=False`` are left out.
+        x: data points [B, ...].
+        objective: maps outputs [..., B, K] to losses [..., B].
+        estimators: estimators, called by the names of their classes; or a mapping from names.
+        samples: draws per estimator, at least 10.
+        seed: the same seed gives the same draws.
+        reference: what estimates are compared with. "auto" is the exact gradient where the network is small enough, else
+            the mean of many draws of DisARM, with its standard error in the result; ``fg.Exact()`` insists on the exact one;
+            an unbiased estimator is drawn from.
+        reference_samples: draws of the reference; by default 100 times ``samples``.
+        workers: threads that draw side by side; by default one for every core. The result does not depend on it.
+        report: called with what is at hand and the number of new draws, for a progress bar.
+
+    Returns:
+        The accuracies; ``result.write(path)`` stores them as JSON.
+
+    Raises:
+        InputError: if the reference is out of reach, an estimate is not finite, or an argument is wrong.
+
+    >>> import torch, flipgrad as fg
+    >>> net = fg.Sequential(fg.BinaryLinear(2, 3), fg.BinaryLinear(3, 3), head=torch.nn.Linear(3, 2))
+    >>> x, objective = torch.randn(10, 2), fg.CrossEntropy(torch.arange(10) % 2)
+    >>> result = fg.gradeval.evaluate(net, x, objective, [fg.PSA(), fg.ARM()], samples=100)
+    >>> result.accuracy("PSA", "layer 1").rmse[0] < result.accuracy("ARM", "layer 1").rmse[0]
+    True
+    """
+    named = _named(estimators)
+    if samples < FEWEST:
+        raise InputError(f"samples={samples}: give at least {FEWEST} draws per estimator, e.g. 10000")
+    problem = Problem(net, x, objective)
+    if not problem.parameters():
+        raise InputError("the network has no parameter with requires_grad=True, so there is no gradient to measure")
+    if not len(x):
+        raise InputError("x is empty; give at least one data point")
+    workers = default_workers(x.device) if workers is None else workers
+    if workers < 1:
+        raise InputError(f"workers={workers}: give at least one")
+    tell = report or (lambda name, draws: None)
+    truth = _reference(problem, reference, reference_samples or REFERENCE_FACTOR * samples, seed, workers, tell)
+    measured = {name: _measure(problem, truth, name, rule, samples, seed, workers, tell) for name, rule in named.items()}
+    return Result(measured, truth, samples, len(x), seed)
+
+
+def _measure(
+    problem: Problem, truth: Reference, name: str, estimator: Estimator, samples: int, seed: int, workers: int, tell: Report
+) -> Measured:
+    layers = problem.layers()
+    # Seeded by its name: the draws of an estimator do not depend on which others are measured.
+    sampler = Sampler(problem, estimator, [seed, 1, zlib.crc32(name.encode())], workers)
+    tally = Tally(truth.gradient, layers, samples)
+    started = time.perf_counter()
+    for draws in sampler.draws(samples):
+        check_finite(draws, layers, name)
+        tally.add(draws)
+        tell(name, len(draws))
+    rate = samples / (time.perf_counter() - started)
+    return Measured(rate, sampler.vectorised, estimator.unbiased, _corrected(tally.accuracies(), truth))
+
+
+def _corrected(accuracies: list[Accuracy], truth: Reference) -> list[Accuracy]:
+    """Biases without the part that is the reference's own error, and intervals that allow for it."""
+    return [
+        replace(
+            accuracy,
+            bias=math.sqrt(max(0.0, accuracy.bias**2 - layer.error**2)),
+            bias_low=max(0.0, accuracy.bias_low - layer.error),
+            bias_high=accuracy.bias_high + layer.error,
+        )
+        for accuracy, layer in zip(accuracies, truth.layers, strict=True)
+    ]
+
+
+def _reference(
+    problem: Problem, choice: Estimator | Literal["auto"], draws: int, seed: int, workers: int, tell: Report
+) -> Reference:
+    if isinstance(choice, str) and choice != "auto":
+        raise InputError(f"reference={choice!r}: give 'auto', fg.Exact() or an unbiased estimator such as fg.DisARM()")
+    if isinstance(choice, Exact) or (choice == "auto" and can_be_exact(problem)):
+        return exact_reference(problem)
+    estimator = DisARM() if isinstance(choice, str) else choice
+    check_unbiased(estimator)
+    return drawn_reference(problem, estimator, draws, seed=seed, workers=workers, report=lambda new: tell("reference", new))
+
+
+def _named(estimators: Sequence[Estimator] | Mapping[str, Estimator]) -> dict[str, Estimator]:
+    if not estimators:
+        raise InputError("estimators: give at least one, e.g. [fg.PSA()]")
+    if isinstance(estimators, Mapping):
+        named = dict(estimators)
+    else:
+        names = [type(estimator).__name__ for estimator in estimators]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InputError(
+                f"estimators: {twice[0]} is there more than once; name them: {{'{twice[0]} a': ..., '{twice[0]} b': ...}}"
+            )
+        named = dict(zip(names, estimators, strict=True))
+    for name, estimator in named.items():
+        check_instance(estimator)
+        if not isinstance(estimator, Estimator):
+            raise InputError(f"estimators: {name!r} is {type(estimator).__name__}; give estimators, e.g. fg.PSA()")
+    return named

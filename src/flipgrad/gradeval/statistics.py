@@ -1,0 +1,203 @@
+r"""Statistics of gradient estimates against a reference, from a stream of draws.
+
+With draws :math:`g_1, \dots, g_N` of an estimator and the reference g, lengths relative to :math:`\|g\|`:
+
+- RMSE of the M-draw estimator: the root mean square of :math:`\|\hat g - g\|` over the N/M means :math:`\hat g` of M successive
+  draws (the paper, appendix C.1; the same draws serve every M);
+- cosine of :math:`\hat g` with g: its mean, and the quantiles that enclose the middle 70 % of the N/M trials;
+- bias :math:`\|E g_1 - g\|` and standard deviation :math:`\sqrt{E \|g_1 - E g_1\|^2}`. The squared length of the mean error
+  of N draws holds the variance of the mean besides the squared bias. Products of the mean errors of different batches of
+  draws do not: their average is an unbiased estimate of the squared bias.
+
+Confidence intervals are the jackknife's over :data:`BATCHES` batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+# Batches of draws for bias, spread and their intervals.
+BATCHES = 32
+# The level of confidence intervals.
+CONFIDENCE = 0.95
+# The share of trials inside the interval of the cosine: the paper's.
+COSINE_SHARE = 0.7
+# The largest M leaves so many groups, where there are so many draws.
+GROUPS = 10
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How accurate an estimator is in one layer, or in the whole network; lengths are relative to the reference's.
+
+    Attributes:
+        name: of the layer.
+        parameters: how many numbers its gradient has.
+        samples: the numbers M of draws in an estimate.
+        rmse: the root mean squared error for every M.
+        cosine_mean: of the estimate with the reference, for every M.
+        cosine_low: 70 % of the trials lie between this,
+        cosine_high: and this.
+        bias: the length of the estimate's mean error.
+        bias_low: the ends of its confidence interval,
+        bias_high: 0 where the interval reaches it.
+        std: the estimate's standard deviation with one draw.
+        std_low: the ends of its confidence interval.
+        std_high: likewise.
+    """
+
+    name: str
+    parameters: int
+    samples: list[int]
+    rmse: list[float]
+    cosine_mean: list[float]
+    cosine_low: list[float]
+    cosine_high: list[float]
+    bias: float
+    bias_low: float
+    bias_high: float
+    std: float
+    std_low: float
+    std_high: float
+
+
+def sample_grid(samples: int) -> list[int]:
+    """1, 2, 5, 10, 20, ... as far as ten groups of so many draws can be made.
+
+    >>> sample_grid(1000)
+    [1, 2, 5, 10, 20, 50, 100]
+    """
+    decades = range(len(str(samples)))
+    return [m * 10**e for e in decades for m in (1, 2, 5) if m * 10**e * GROUPS <= samples] or [1]
+
+
+class Tally:
+    """Takes draws in any portions and keeps what the statistics need: a few vectors, and a few numbers per group.
+
+    Args:
+        reference: the true gradient [P].
+        layers: for every layer, which of the P numbers are its own.
+        samples: how many draws will come.
+    """
+
+    def __init__(self, reference: Tensor, layers: Mapping[str, slice], samples: int) -> None:
+        self.reference = reference.double().cpu()
+        self.layers = layers
+        self.grid = sample_grid(samples)
+        self._seen = 0
+        self._sum = torch.zeros_like(self.reference)
+        self._ends = dict.fromkeys(self.grid, self._sum)
+        self._errors: dict[int, list[Tensor]] = {m: [] for m in self.grid}
+        self._cosines: dict[int, list[Tensor]] = {m: [] for m in self.grid}
+        batches = min(BATCHES, samples // 2)
+        # The number of the last draw of every batch, and sums over every batch: of errors [P], of their squares [layers].
+        self._bounds = torch.tensor([samples * k // batches for k in range(1, batches + 1)])
+        self._sums = torch.zeros(batches, len(self.reference), dtype=torch.float64)
+        self._squares = torch.zeros(batches, len(layers), dtype=torch.float64)
+
+    def add(self, draws: Tensor) -> None:
+        """Count in ``draws`` [n, P]."""
+        errors = draws.double().cpu() - self.reference
+        # Sums of errors over all draws so far: a group's is the difference of two of them.
+        sums = self._sum + errors.cumsum(0)
+        count = torch.arange(self._seen + 1, self._seen + len(draws) + 1)
+        for m in self.grid:
+            at_end = sums[count % m == 0]
+            if len(at_end):
+                means = torch.diff(at_end, dim=0, prepend=self._ends[m][None]) / m
+                self._ends[m] = at_end[-1]
+                self._errors[m].append(self._per_layer(means.square()))
+                self._cosines[m].append(self._cosine(means + self.reference))
+        batch = torch.searchsorted(self._bounds, count)
+        self._sums.index_add_(0, batch, errors)
+        self._squares.index_add_(0, batch, self._per_layer(errors.square()))
+        self._sum, self._seen = sums[-1], self._seen + len(draws)
+
+    def mean(self) -> Tensor:
+        """The mean of the draws, [P]."""
+        return self.reference + self._sum / self._seen
+
+    def variances(self) -> list[float]:
+        """The total variance of one draw in every layer, not relative to anything."""
+        return [self._moments(i)[1].value for i in range(len(self.layers))]
+
+    def accuracies(self) -> list[Accuracy]:
+        """The statistics of every layer."""
+        lengths = self._per_layer(self.reference.square()[None])[0].sqrt()
+        # [M, layers]
+        rmse = torch.stack([torch.cat(self._errors[m]).mean(0).sqrt() for m in self.grid]) / lengths
+        cosines = [torch.cat(self._cosines[m]) for m in self.grid]
+        tail = (1 - COSINE_SHARE) / 2
+        ends = [torch.quantile(c, torch.tensor([tail, 1 - tail], dtype=torch.float64), 0) for c in cosines]
+        # [mean, low and high, M, layers]
+        trials = torch.stack([torch.stack([c.mean(0), *end]) for c, end in zip(cosines, ends, strict=True)], 1)
+        result = []
+        for i, (name, part) in enumerate(self.layers.items()):
+            bias, variance = (moment.root(float(lengths[i])) for moment in self._moments(i))
+            size = len(range(len(self.reference))[part])
+            errors, mean, low, high = (column[:, i].tolist() for column in (rmse, *trials))
+            result.append(Accuracy(name, size, self.grid, errors, mean, low, high, *bias, *variance))
+        return result
+
+    def _moments(self, i: int) -> tuple[_Interval, _Interval]:
+        """The squared bias and the variance of layer ``i``, with intervals."""
+        sums, squares = self._sums[:, list(self.layers.values())[i]], self._squares[:, i]
+        sizes = torch.diff(self._bounds, prepend=torch.zeros(1, dtype=torch.long)).double()
+        total = sums.sum(0)
+        own, common, whole = sums.square().sum(1), sums @ total, total.square().sum()
+
+        def squared_bias(length: Tensor, own: Tensor, count: Tensor, squared_counts: Tensor) -> Tensor:
+            return (length - own) / (count.square() - squared_counts)
+
+        def variance(length: Tensor, squares: Tensor, count: Tensor) -> Tensor:
+            return (squares - length / count) / (count - 1)
+
+        # With one batch left out, the squared length of the sum, and the counts.
+        length, count, squared_counts = whole - 2 * common + own, sizes.sum() - sizes, sizes.square().sum() - sizes.square()
+        bias = _jackknife(
+            squared_bias(whole, own.sum(), sizes.sum(), sizes.square().sum()),
+            squared_bias(length, own.sum() - own, count, squared_counts),
+        )
+        spread = _jackknife(
+            variance(whole, squares.sum(), sizes.sum()),
+            variance(length, squares.sum() - squares, count),
+        )
+        return bias, spread
+
+    def _per_layer(self, values: Tensor) -> Tensor:
+        """Sums [n, layers] of ``values`` [n, P]."""
+        return torch.stack([values[:, part].sum(1) for part in self.layers.values()], 1)
+
+    def _cosine(self, estimates: Tensor) -> Tensor:
+        products = self._per_layer(estimates * self.reference)
+        squares = self._per_layer(estimates.square()) * self._per_layer(self.reference.square()[None])
+        # An estimate of exactly zero has no direction: it is as good as an orthogonal one.
+        return torch.where(squares > 0, products / torch.where(squares > 0, squares, 1).sqrt(), 0).clamp(-1, 1)
+
+
+@dataclass(frozen=True)
+class _Interval:
+    """An estimate and the ends of its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def root(self, length: float) -> tuple[float, float, float]:
+        """The square roots relative to ``length``; a square that came out negative is a zero that was missed by chance."""
+        value, low, high = (math.sqrt(max(0.0, t)) / length for t in (self.value, self.low, self.high))
+        return value, low, high
+
+
+def _jackknife(whole: Tensor, left_out: Tensor) -> _Interval:
+    """The interval of a statistic from its values without each of the batches."""
+    batches = len(left_out)
+    deviation = math.sqrt((batches - 1) * float(left_out.var(correction=0)))
+    margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, batches - 1)) * deviation
+    return _Interval(float(whole), float(whole) - margin, float(whole) + margin)
