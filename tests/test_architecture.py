@@ -26,6 +26,7 @@ LAYERS = [
     ["exact", "bounds"],
     ["estimators"],
     ["data", "training", "plots", "gradeval"],
+    ["benchmarks"],
     ["reproduce"],
     ["cli"],
 ]

@@ -186,17 +186,23 @@ class Sequential(nn.Module):
         return Member(self, tuple(drawn))
 
     @torch.no_grad()
-    def initialize(self, batch: Tensor, *, generator: Generator | None = None) -> Sequential:
+    def initialize(self, batch: Tensor, *, moments: bool = False, generator: Generator | None = None) -> Sequential:
         """Rescale and shift every binary layer so that its pre-activations on ``batch`` have mean 0 and variance 1.
 
-        The paper's data-dependent initialisation: one sampled pass, statistics per output channel over the batch and
-        space. A layer without bias is only rescaled; a channel that is constant on the batch is only shifted.
+        The paper's data-dependent initialisation, with statistics per output channel over the batch and space. A layer
+        without bias is only rescaled; a channel that is constant on the batch is only shifted.
+
+        Args:
+            batch: inputs [B, ...].
+            moments: take the statistics from the means and variances of the units, as if these were independent, instead of
+                one sampled pass. They have no sampling noise, which counts in small networks.
+            generator: the source of randomness of the sampled pass.
 
         Returns:
             The network, changed in place.
         """
         _check_input(batch)
-        self.run(self.front(batch), _whiten, fresh(generator))
+        self.run(self.front(batch), _whiten_moments if moments else _whiten, fresh(generator))
         return self
 
     def _draw(self, generator: Generator | None, noise: Sequence[Tensor] | None) -> Draw:
@@ -275,12 +281,25 @@ def _run(steps: Iterable[Step], x: Tensor, visit: Visit, draw: Draw) -> Tensor:
 
 def _whiten(call: LayerCall) -> Tensor:
     """Whiten one layer's pre-activations and return its new states."""
-    layer, a = call.layer, call.affine(call.x)
+    a = call.affine(call.x)
+    return call.sample(_rescale(call.layer, a, torch.zeros_like(a)))
+
+
+def _whiten_moments(call: LayerCall) -> Tensor:
+    """Whiten one layer's pre-activations over the batch and the sampling, and return the new means of its units."""
+    a = call.affine(call.x)
+    variance = call.affine.variance(1 - call.x.square()) if call.binary else torch.zeros_like(a)
+    return call.noise.mean_sign(_rescale(call.layer, a, variance))
+
+
+def _rescale(layer: BinaryLayer, a: Tensor, within: Tensor) -> Tensor:
+    """Make the layer's pre-activations, of means ``a`` and variances ``within``, whiten over the batch; the new means."""
     channel = 1 if isinstance(layer, BinaryConv2d) else a.dim() - 1
     others = [dim for dim in range(a.dim()) if dim != channel]
     if a.numel() < 2 * a.shape[channel]:
         raise InputError(f"initialize: pre-activations {list(a.shape)} have no variance; use a batch of at least two examples")
-    variance, mean = torch.var_mean(a, others, correction=0, keepdim=True)
+    between, mean = torch.var_mean(a, others, correction=0, keepdim=True)
+    variance = between + within.mean(others, keepdim=True)
     # A channel is constant if it varies no more than by the rounding of the pre-activations.
     rounding = 4 * torch.finfo(a.dtype).eps * a.abs().max()
     scale = torch.where(variance > rounding**2, variance.rsqrt(), 1)
@@ -289,7 +308,7 @@ def _whiten(call: LayerCall) -> Tensor:
         mean = torch.zeros_like(mean)
     else:
         _assign(layer, "bias", (layer.bias - mean.flatten()) * scale.flatten())
-    return call.sample((a - mean) * scale)
+    return (a - mean) * scale
 
 
 def _assign(layer: BinaryLayer, name: str, value: Tensor) -> None:

@@ -3,5 +3,6 @@
 from flipgrad.data.augment import shift
 from flipgrad.data.digits import digits
 from flipgrad.data.sets import DataSet, Split
+from flipgrad.data.toy import toy
 
-__all__ = ["DataSet", "Split", "digits", "shift"]
+__all__ = ["DataSet", "Split", "digits", "shift", "toy"]

@@ -49,6 +49,6 @@ class BitFlip(PathEstimator):
         n = a[:1].numel() if len(a) else 1
         # Double precision, so that every unit of a large layer can be met.
         u = uniform(path, a.new_empty(len(a), 1, dtype=torch.float64))
-        chosen = torch.zeros_like(x).flatten(1).scatter_(1, (u * n).long().clamp_(max=n - 1), 1.0).view_as(x)
+        chosen = (torch.arange(n, device=x.device) == (u * n).long().clamp(max=n - 1)).to(x.dtype).view_as(x)
         change = path.losses.detach() - path.replayed(k, (x * (1 - 2 * chosen))[None])[0]
         return n * chosen * path.noises[k].pdf(a) * x * per_example(change, a)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -115,7 +116,7 @@ class Sampler:
         parameters = sum(parameter.numel() for parameter in self.problem.parameters().values())
         rows = max(1, min(CHUNK // max(1, self.problem.size()), LARGEST // parameters))
         sizes = [min(rows, samples - start) for start in range(0, samples, rows)]
-        with _single_threaded(self.workers), ThreadPoolExecutor(self.workers) as pool:
+        with _side_by_side(self.workers), ThreadPoolExecutor(self.workers) as pool:
             # Modules are changed while they are evaluated with other parameters, so every worker has its own.
             idle = [copy.deepcopy((self.problem, self.estimator)) for _ in range(self.workers)]
 
@@ -139,7 +140,8 @@ class Sampler:
 
     def _can_vectorise(self) -> bool:
         try:
-            vectorised(self.problem, copy.deepcopy(self.estimator), 2, fresh(self._generator(0)))
+            with _side_by_side(1):
+                vectorised(self.problem, copy.deepcopy(self.estimator), 2, fresh(self._generator(0)))
         except (RuntimeError, NotImplementedError):
             # It does something that torch cannot do for many draws at once, such as to remember each one.
             return False
@@ -240,12 +242,14 @@ def _in_order(
 
 
 @contextmanager
-def _single_threaded(workers: int) -> Iterator[None]:
-    """Where several workers draw side by side, each of them uses one thread."""
+def _side_by_side(workers: int) -> Iterator[None]:
+    """Where several workers draw side by side, each of them uses one thread; torch is not to warn of slow operations."""
     threads = torch.get_num_threads()
     if workers > 1:
         torch.set_num_threads(1)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+            yield
     finally:
         torch.set_num_threads(threads)

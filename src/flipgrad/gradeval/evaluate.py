@@ -187,13 +187,13 @@ def _measure(
 
 
 def _corrected(accuracies: list[Accuracy], truth: Reference) -> list[Accuracy]:
-    """Biases without the part that is the reference's own error, and intervals that allow for it."""
+    """Biases without the part that is the reference's own error, and intervals that allow for two standard errors."""
     return [
         replace(
             accuracy,
             bias=math.sqrt(max(0.0, accuracy.bias**2 - layer.error**2)),
-            bias_low=max(0.0, accuracy.bias_low - layer.error),
-            bias_high=accuracy.bias_high + layer.error,
+            bias_low=max(0.0, accuracy.bias_low - 2 * layer.error),
+            bias_high=accuracy.bias_high + 2 * layer.error,
         )
         for accuracy, layer in zip(accuracies, truth.layers, strict=True)
     ]

@@ -16,6 +16,9 @@ from flipgrad.estimators import Estimator, Exact
 from flipgrad.gradeval.draws import Problem, Sampler, check_finite
 from flipgrad.gradeval.statistics import Tally
 
+# A part of the gradient that is shorter than this, relative to the whole, is rounding.
+NOTHING = 1e-6
+
 
 @final
 @dataclass(frozen=True)
@@ -105,9 +108,9 @@ def check_unbiased(estimator: Estimator) -> None:
 
 def _checked(layers: list[ReferenceLayer]) -> list[ReferenceLayer]:
     for layer in layers:
-        if layer.length == 0:
+        if layer.length <= NOTHING * layers[-1].length:
             raise InputError(
-                f"the true gradient of {layer.name!r} is zero, so that no error can be relative to it: exclude its parameters "
-                "with requires_grad_(False), or look for dead units"
+                f"the true gradient of {layer.name!r} is zero to rounding, so that no error can be relative to it: exclude its "
+                "parameters with requires_grad_(False), or look for dead units"
             )
     return layers

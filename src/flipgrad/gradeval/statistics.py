@@ -28,6 +28,8 @@ BATCHES = 32
 CONFIDENCE = 0.95
 # The share of trials inside the interval of the cosine: the paper's.
 COSINE_SHARE = 0.7
+# Relative to the reference, what is left of zero after sums over many draws.
+ROUNDING = 1e-12
 # The largest M leaves so many groups, where there are so many draws.
 GROUPS = 10
 
@@ -176,9 +178,10 @@ class Tally:
 
     def _cosine(self, estimates: Tensor) -> Tensor:
         products = self._per_layer(estimates * self.reference)
-        squares = self._per_layer(estimates.square()) * self._per_layer(self.reference.square()[None])
-        # An estimate of exactly zero has no direction: it is as good as an orthogonal one.
-        return torch.where(squares > 0, products / torch.where(squares > 0, squares, 1).sqrt(), 0).clamp(-1, 1)
+        squares, reference = self._per_layer(estimates.square()), self._per_layer(self.reference.square()[None])
+        # An estimate of zero, but for rounding, has no direction: it is as good as an orthogonal one.
+        directed = squares > ROUNDING**2 * reference
+        return torch.where(directed, products / torch.where(directed, squares * reference, 1).sqrt(), 0).clamp(-1, 1)
 
 
 @dataclass(frozen=True)

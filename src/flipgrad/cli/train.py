@@ -1,69 +1,25 @@
-"""The command line: parse, call, print."""
+"""``flipgrad train``."""
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from typer.exceptions import TyperException
 
-import flipgrad
+from flipgrad.cli._shared import working
 from flipgrad.data import digits
-from flipgrad.errors import InputError
-from flipgrad.estimators import ESTIMATORS, facts
+from flipgrad.estimators import ESTIMATORS
 from flipgrad.plots import training_curve
-from flipgrad.training import DivergenceError, Evaluation, RunFolder, TrainConfig, digits_net
+from flipgrad.training import Evaluation, RunFolder, TrainConfig, digits_net
 from flipgrad.training import train as run_training
 
-DONE, FAILED, BAD_INPUT = 0, 1, 2
-
-app = typer.Typer(
-    help="Stochastic binary networks: train them with gradients one can trust.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
 DEFAULTS = TrainConfig()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 bad input (one line, no traceback), 130 interrupted (by typer)."""
-    try:
-        code = app(list(arguments) if arguments is not None else None, prog_name="flipgrad", standalone_mode=False)
-    except (TyperException, InputError) as error:
-        message = error.format_message() if isinstance(error, TyperException) else str(error)
-        _complain(message.replace("\n", " "))
-        code = BAD_INPUT
-    except DivergenceError as error:
-        _complain(str(error))
-        code = FAILED
-    sys.exit(code or DONE)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        Console().print(f"flipgrad {flipgrad.__version__}", highlight=False)
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
-) -> None:
-    pass
-
-
-@app.command()
 def train(
     estimator: Annotated[str, typer.Option(help=f"Gradient estimator: {', '.join(ESTIMATORS)}.")] = DEFAULTS.estimator,
     epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = DEFAULTS.epochs,
@@ -91,13 +47,10 @@ def train(
     console.print(f"Training on {len(data.train)} images of {data.name} with {estimator.upper()}, {epochs} epochs:")
     updates = epochs * -(-len(data.train) // batch_size)
     try:
-        with _progress(console) as bar, _interruptible() as interrupted:
-            task = bar.add_task("train", total=updates, loss="")
+        with working(console) as work:
 
             def report(done: int, record: dict[str, float]) -> None:
-                bar.update(task, completed=done, loss=_headline(record))
-                if interrupted.is_set():
-                    raise KeyboardInterrupt
+                work.at(done, updates, "train", _headline(record))
 
             evaluation = run_training(config, net, data, folder, report)
     except KeyboardInterrupt:
@@ -107,49 +60,6 @@ def train(
     _draw(folder)
     console.print(_summary(evaluation))
     console.print(f"Weights, metrics and {folder.CURVE} are in {folder.path}", highlight=False)
-
-
-@app.command()
-def estimators(
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")] = False,
-) -> None:
-    """List the gradient estimators and their facts."""
-    if as_markdown:
-        typer.echo(facts.markdown())
-        return
-    table = Table(title="Gradient estimators of a network with L binary layers")
-    for column in facts.COLUMNS:
-        table.add_column(column, no_wrap=column in ("name", "passes"))
-    for row in facts.rows():
-        table.add_row(*row)
-    Console().print(table)
-
-
-def _progress(console: Console) -> Progress:
-    """A progress bar that is silent when nobody watches."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[loss]}"), console=console, disable=not console.is_terminal)
-
-
-@contextmanager
-def _interruptible() -> Iterator[Event]:
-    """An event that Ctrl-C and a polite kill set, to be looked at between updates; a second Ctrl-C acts at once.
-
-    Left to itself, the exception could be raised where Python ignores exceptions, and be lost.
-    """
-    event = Event()
-
-    def note(signum: int, frame: object) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _headline(record: dict[str, float]) -> str:
@@ -180,7 +90,3 @@ def _draw(folder: RunFolder) -> None:
     metrics = folder.path / folder.METRICS
     if metrics.stat().st_size:
         training_curve(metrics, folder.path / folder.CURVE)
-
-
-def _complain(message: str) -> None:
-    sys.stderr.write(f"flipgrad: {message}\n")

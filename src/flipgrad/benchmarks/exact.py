@@ -1,0 +1,38 @@
+"""The exact expected loss and its gradient, three layers, 200 points of the toy problem."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import torch
+
+from flipgrad import exact as exact_loss
+from flipgrad.benchmarks._timing import fastest
+from flipgrad.data import toy
+from flipgrad.objectives import CrossEntropy
+from flipgrad.training.models import fully_connected
+
+WIDTHS = (5, 10, 12)
+# Seconds, on two cores.
+LIMITS = {5: 0.05, 10: 1.0, 12: 10.0}
+
+
+def exact() -> dict[str, Any]:
+    """Seconds and peak memory (of the process, in GB) for 5-5-5, 10-10-10 and 12-12-12."""
+    data = toy().train
+    seconds, memory = {}, {}
+    for width in WIDTHS:
+        torch.manual_seed(0)
+        net = fully_connected(2, [width] * 3, 2).initialize(data.x, moments=True)
+        objective = CrossEntropy(data.y)
+
+        def gradient(net: torch.nn.Module = net, objective: CrossEntropy = objective) -> None:
+            net.zero_grad()
+            exact_loss.expected_loss(net, data.x, objective).mean().backward()  # type: ignore[arg-type]
+
+        name = "-".join([str(width)] * 3)
+        seconds[name] = fastest(gradient, repeats=3)
+        memory[name] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    limits = {"-".join([str(width)] * 3): limit for width, limit in LIMITS.items()}
+    return {"points": len(data), "seconds": seconds, "limits": limits, "peak_memory_gb": memory}

@@ -1,0 +1,62 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from typer.exceptions import TyperException
+
+import flipgrad
+from flipgrad.cli.bench import bench
+from flipgrad.cli.estimators import estimators
+from flipgrad.cli.gradeval import gradeval
+from flipgrad.cli.reproduce import reproduce
+from flipgrad.cli.train import train
+from flipgrad.errors import InputError
+from flipgrad.training import DivergenceError
+
+DONE, FAILED, BAD_INPUT = 0, 1, 2
+
+app = typer.Typer(
+    help="Stochastic binary networks: train them with gradients one can trust.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (train, gradeval, reproduce, estimators, bench):
+    app.command()(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 failed, 2 bad input (one line, no traceback), 130 interrupted (by typer)."""
+    try:
+        code = app(list(arguments) if arguments is not None else None, prog_name="flipgrad", standalone_mode=False)
+    except (TyperException, InputError) as error:
+        message = error.format_message() if isinstance(error, TyperException) else str(error)
+        _complain(message.replace("\n", " "))
+        code = BAD_INPUT
+    except DivergenceError as error:
+        _complain(str(error))
+        code = FAILED
+    sys.exit(code or DONE)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        Console().print(f"flipgrad {flipgrad.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+def _complain(message: str) -> None:
+    sys.stderr.write(f"flipgrad: {message}\n")

@@ -1,0 +1,91 @@
+"""What commands share: a progress bar that is silent when nobody watches, and interruptions at a safe place."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flipgrad import noise
+from flipgrad.errors import InputError
+
+NOISES: dict[str, Callable[[], noise.Noise]] = {
+    "logistic": noise.Logistic,
+    "normal": noise.Normal,
+    "laplace": noise.Laplace,
+    "uniform": noise.Uniform,
+}
+
+
+class Work:
+    """A progress bar over work that comes in named portions; Ctrl-C stops between two reports."""
+
+    def __init__(self, bar: Progress, interrupted: Event) -> None:
+        self._bar, self._interrupted = bar, interrupted
+        self._task = bar.add_task("", total=None, note="")
+        self._stage: tuple[str, int] | None = None
+
+    def advance(self, what: str, new: int, total: int) -> None:
+        """``new`` more of a portion of ``total``; ``what`` begins with the portion's name, up to a colon."""
+        if self._interrupted.is_set():
+            raise KeyboardInterrupt
+        stage = (what.partition(":")[0], total)
+        if stage != self._stage:
+            self._bar.reset(self._task, total=total)
+            self._stage = stage
+        self._bar.update(self._task, description=what, advance=new)
+
+    def at(self, done: int, total: int, what: str, note: str) -> None:
+        """``done`` of ``total`` so far."""
+        self._bar.update(self._task, completed=done, total=total, description=what, note=note)
+        if self._interrupted.is_set():
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def working(console: Console) -> Iterator[Work]:
+    """A progress bar and a safe interruption, for one piece of work."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=console, disable=not console.is_terminal)
+    with bar, _interruptible() as interrupted:
+        yield Work(bar, interrupted)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Event]:
+    """An event that Ctrl-C and a polite kill set, to be looked at between updates; a second Ctrl-C acts at once.
+
+    Left to itself, the exception could be raised where Python ignores exceptions, and be lost.
+    """
+    event = Event()
+
+    def note(signum: int, frame: object) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def whole_numbers(text: str, what: str, separator: str) -> list[int]:
+    """Numbers such as 5-5-5 or 1,100,2000."""
+    try:
+        return [int(part) for part in text.split(separator)]
+    except ValueError:
+        raise InputError(f"{what} {text!r}: give whole numbers separated by {separator!r}") from None
+
+
+def noise_by_name(name: str) -> noise.Noise:
+    """One of the noises with scale 1."""
+    if name not in NOISES:
+        raise InputError(f"noise {name!r}: choose {', '.join(NOISES)}")
+    return NOISES[name]()

@@ -1,0 +1,182 @@
+"""``flipgrad gradeval``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from flipgrad import exact, files, plots
+from flipgrad.cli._shared import Work, noise_by_name, whole_numbers, working
+from flipgrad.data import toy
+from flipgrad.errors import InputError
+from flipgrad.estimators import ESTIMATORS, Estimator, Exact
+from flipgrad.gradeval import Result, by_name, evaluate
+from flipgrad.network import Sequential
+from flipgrad.objectives import CrossEntropy, Objective
+from flipgrad.training.models import fully_connected
+from flipgrad.training.reference import reference_training
+
+PAPER = "reinforce,arm,concrete:0.1,concrete,tanh,st,psa"
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is measured, and what its files are called."""
+
+    name: str
+    title: str
+    net: Sequential
+    x: Tensor
+    objective: Objective
+
+
+def gradeval(
+    widths: Annotated[str, typer.Option(help="Units of every binary layer.")] = "5-5-5",
+    estimators: Annotated[
+        str, typer.Option(help=f"Comma-separated, of {', '.join(ESTIMATORS)}; concrete:0.1, arms:8, reinforce+mean work, too.")
+    ] = PAPER,
+    samples: Annotated[int, typer.Option(help="Draws per estimator.")] = 10_000,
+    noise: Annotated[str, typer.Option(help="Noise of the units: logistic, normal, laplace, uniform.")] = "logistic",
+    epochs: Annotated[str, typer.Option(help="Epochs of the reference training to look at; 0 is before it.")] = "1,100,2000",
+    model: Annotated[
+        str | None,
+        typer.Option(help="Your own: package.module:function that returns (network, inputs, objective)."),
+    ] = None,
+    reference: Annotated[
+        str, typer.Option(help="The truth: exact, the name of an unbiased estimator, or auto (exact if possible).")
+    ] = "auto",
+    reference_samples: Annotated[int | None, typer.Option(help="Draws of such an estimator (default: 100 x samples).")] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
+    device: Annotated[str, typer.Option(help="Torch device: cpu, cuda, ...")] = "cpu",
+    workers: Annotated[int | None, typer.Option(help="Threads that draw side by side (default: one per core).")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for JSON files and figures.")] = Path("results/gradeval"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace earlier files in that folder.")] = False,
+) -> None:
+    """Measure gradient estimators against the exact gradient: bias, variance, RMSE and cosine per layer.
+
+    By default on the paper's problem: 200 points in the plane and a 5-5-5 network at epochs 1, 100 and 2,000 of a training.
+    """
+    names = estimators.split(",")
+    # Mistakes are told before hours of work.
+    by_name(names, lambda: torch.zeros(1))
+    truth = _truth(reference)
+    _check_device(device)
+    console = Console()
+    folder = files.new_folder(output, overwrite=overwrite)
+    paths: dict[str, Path] = {}
+    with working(console) as work:
+        subjects = _own(model) if model else _toy(widths, whole_numbers(epochs, "--epochs", ","), noise, seed, work)
+        for subject in subjects:
+            net, x = subject.net.to(device), subject.x.to(device)
+            objective = subject.objective
+
+            def mean(net: Sequential = net, x: Tensor = x, objective: Objective = objective) -> Tensor:
+                return exact.expected_loss(net, x, objective).detach()
+
+            rules = by_name(names, mean)
+
+            def report(name: str, new: int, title: str = subject.title, rules: dict[str, Estimator] = rules) -> None:
+                work.advance(f"{title}: {name}", new, samples * len(rules))
+
+            result = evaluate(
+                net,
+                x,
+                objective,
+                rules,
+                samples,
+                seed=seed,
+                reference=truth,
+                reference_samples=reference_samples,
+                workers=workers,
+                report=report,
+            )
+            path = folder / f"{subject.name}.json"
+            result.write(path, title=subject.title, device=device)
+            paths[subject.title] = path
+            _print(console, subject.title, result)
+    _draw(folder, paths)
+    console.print(f"Results ({', '.join(path.name for path in paths.values())}) and figures are in {folder}", highlight=False)
+
+
+def _toy(widths: str, epochs: list[int], noise: str, seed: int, work: Work) -> Iterator[_Subject]:
+    data = toy(seed=seed).train
+    units = whole_numbers(widths, "--widths", "-")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = fully_connected(2, units, 2, noise=noise_by_name(noise))
+    nets = reference_training(
+        data, units, epochs, net=net, seed=seed, report=lambda _: work.advance("reference training", 1, max(epochs))
+    )
+    for epoch, net in nets.items():
+        yield _Subject(f"epoch-{epoch}", f"{widths}, epoch {epoch:,}", net, data.x, CrossEntropy(data.y))
+
+
+def _own(model: str) -> Iterator[_Subject]:
+    module, colon, function = model.partition(":")
+    if not colon:
+        raise InputError(f"--model {model!r}: give package.module:function")
+    # As python -m does: modules beside the work at hand are found.
+    sys.path.insert(0, "")
+    try:
+        made = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"--model {model!r}: {error}") from None
+    if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], Sequential) and isinstance(made[1], Tensor)):
+        raise InputError(f"--model {model!r} must return (flipgrad.Sequential, inputs [B, ...], objective), got {made!r:.60}")
+    yield _Subject("model", function, *made)
+
+
+def _truth(name: str) -> Estimator | Literal["auto"]:
+    if name == "auto":
+        return "auto"
+    if name not in ESTIMATORS:
+        raise InputError(f"--reference {name!r}: give auto, exact, or an unbiased estimator such as disarm")
+    return Exact() if name == "exact" else ESTIMATORS[name]()
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {device!r}: {str(error).splitlines()[0]}") from None
+
+
+def _print(console: Console, title: str, result: Result) -> None:
+    layers = [layer.name for layer in result.reference.layers]
+    most = next(iter(result.estimators.values())).layers[0].samples[-1]
+    table = Table(title=f"{title}: relative RMSE with 1 → {most:,} draws (bias)")
+    table.add_column("estimator")
+    for layer in layers:
+        table.add_column(layer, justify="right", no_wrap=True)
+    table.add_column("cosine, layer 1", justify="right", no_wrap=True)
+    table.add_column("draws/s", justify="right", no_wrap=True)
+    for name, measured in result.estimators.items():
+        cells = [f"{layer.rmse[0]:.3g} → {layer.rmse[-1]:.2g} ({layer.bias:.2g})" for layer in measured.layers]
+        first = result.accuracy(name, "layer 1") if "layer 1" in layers else measured.layers[0]
+        table.add_row(name, *cells, f"{first.cosine_mean[0]:.2f}", f"{measured.samples_per_second:,.0f}")
+    console.print(table)
+    if result.reference.kind == "draws":
+        errors = ", ".join(f"{layer.name} {layer.error:.1%}" for layer in result.reference.layers)
+        console.print(
+            f"Compared with the mean of {result.reference.draws:,} draws of {result.reference.estimator}, whose own relative "
+            f"standard error is: {errors}",
+            highlight=False,
+        )
+
+
+def _draw(folder: Path, paths: dict[str, Path]) -> None:
+    for title, path in paths.items():
+        layers = plots.layers(path)
+        plots.rmse([plots.Panel(path, layer, layer) for layer in layers], folder / f"{path.stem}-rmse", title=title)
+    first = plots.layers(next(iter(paths.values())))[0]
+    plots.cosine([plots.Panel(path, first, title) for title, path in paths.items()], folder / "cosine")

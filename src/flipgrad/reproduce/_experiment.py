@@ -1,0 +1,196 @@
+"""What a figure of the paper is made of: networks, measurements, a picture, and what the numbers say of the claims."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import safetensors.torch
+
+from flipgrad import exact, files, gradeval
+from flipgrad.data import Split, toy
+from flipgrad.errors import InputError
+from flipgrad.network import Sequential
+from flipgrad.objectives import CrossEntropy
+from flipgrad.training.models import fully_connected
+from flipgrad.training.reference import reference_training
+
+# Told what is at hand, how much of it is new, and how much it is in all.
+Report = Callable[[str, int, int], None]
+
+
+@final
+@dataclass(frozen=True)
+class Scale:
+    """How much work goes into a figure.
+
+    Attributes:
+        samples: draws per estimator where the paper takes 10,000.
+        epochs: when the reference training is looked at: the paper's 1, 100 and 2,000, or something quick.
+    """
+
+    samples: int
+    epochs: tuple[int, int, int]
+
+
+SCALES = {
+    "smoke": Scale(100, (1, 2, 3)),
+    "small": Scale(1000, (1, 100, 2000)),
+    "paper": Scale(10_000, (1, 100, 2000)),
+}
+
+
+@final
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper, whether it holds here, and the numbers that say so."""
+
+    text: str
+    holds: bool
+    numbers: str
+
+    def __str__(self) -> str:
+        return f"- {'Holds' if self.holds else 'DOES NOT HOLD'}: {self.text}\n  {self.numbers}"
+
+
+@final
+class Workshop:
+    """The folder of a reproduction: trained networks and measurements are made once, and found again later.
+
+    Args:
+        folder: where everything is kept.
+        scale: the name of the scale.
+        seed: of data, training and draws.
+        report: for a progress bar.
+        overwrite: whether results of another scale or seed there may be replaced.
+    """
+
+    MARK = "reproduce.json"
+
+    def __init__(self, folder: Path, scale: str, seed: int, report: Report, *, overwrite: bool = False) -> None:
+        if scale not in SCALES:
+            raise InputError(f"scale {scale!r}: choose {', '.join(SCALES)}")
+        self.scale, self.seed, self.report = SCALES[scale], seed, report
+        settings = {"scale": scale, "seed": seed}
+        mark = folder / self.MARK
+        found = _read(mark) if mark.exists() else None
+        if found is not None and found != settings and not overwrite:
+            raise InputError(
+                f"'{folder}' holds results of scale {found.get('scale')!r} and seed {found.get('seed')}; give another "
+                "--output, or --overwrite"
+            )
+        self.folder = files.new_folder(folder, overwrite=overwrite or found is not None)
+        if found != settings:
+            for old in (*folder.glob("measured/*.json"), *folder.glob("networks/*.safetensors")):
+                old.unlink()
+        files.write_json(mark, settings)
+        for name in ("measured", "networks"):
+            (folder / name).mkdir(exist_ok=True)
+        self.data: Split = toy(seed=seed).train
+
+    def network(self, widths: Sequence[int], epoch: int, epochs: Sequence[int]) -> Sequential:
+        """The network of these ``widths`` after ``epoch``, trained now (and kept at all ``epochs``) if it is not there yet."""
+        paths = {at: self.folder / "networks" / f"{_name(widths)}-epoch-{at}.safetensors" for at in epochs}
+        if not paths[epoch].exists():
+            nets = reference_training(
+                self.data,
+                widths,
+                epochs,
+                seed=self.seed,
+                report=lambda _: self.report(f"train {_name(widths)}", 1, max(epochs)),
+            )
+            for at, net in nets.items():
+                files.write(paths[at], safetensors.torch.save(net.state_dict()))
+        net = fully_connected(self.data.x.shape[1], widths, 2)
+        try:
+            net.load_state_dict(safetensors.torch.load(paths[epoch].read_bytes()))
+        except (RuntimeError, safetensors.SafetensorError) as error:
+            raise InputError(f"'{paths[epoch]}' is no network of this kind ({error}); delete it, it is made again") from None
+        return net
+
+    def measure(
+        self, widths: Sequence[int], epoch: int, epochs: Sequence[int], estimators: Sequence[str], samples: int
+    ) -> Path:
+        """The result file with the accuracies of ``estimators``; measured now, those that are not there yet."""
+        path = self.folder / "measured" / f"{_name(widths)}-epoch-{epoch}-{samples}.json"
+        found = _read(path) if path.exists() else {"estimators": {}}
+        net, x, objective = self.network(widths, epoch, epochs), self.data.x, CrossEntropy(self.data.y)
+        named = gradeval.by_name(estimators, lambda: exact.expected_loss(net, x, objective).detach())
+        missing = {name: estimator for name, estimator in named.items() if name not in found["estimators"]}
+        total = samples * len(missing)
+        for name, estimator in missing.items():
+
+            def report(_: str, new: int, name: str = name) -> None:
+                self.report(f"{_name(widths)}, epoch {epoch}: {name}", new, total)
+
+            result = gradeval.evaluate(net, x, objective, {name: estimator}, samples, seed=self.seed, report=report).to_dict()
+            found = {**result, "estimators": {**found["estimators"], **result["estimators"]}}
+            # After every estimator: an interruption loses one of them at most.
+            files.write_json(path, {**found, "widths": list(widths), "epoch": epoch})
+        return path
+
+
+class Experiment(ABC):
+    """One figure."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+
+    @abstractmethod
+    def run(self, shop: Workshop) -> list[Claim]:
+        """Measure what is missing, draw, and say what the numbers say."""
+
+    @final
+    def reproduce(self, shop: Workshop) -> str:
+        """Run, and write ``NAME.json`` and ``NAME.md`` beside the figure; returns the text."""
+        claims = self.run(shop)
+        text = "\n".join([f"# {self.title}", "", *(str(claim) for claim in claims), ""])
+        record = {"figure": self.name, "title": self.title, "claims": [asdict(claim) for claim in claims]}
+        files.write_json(shop.folder / f"{self.name}.json", {**record, "seed": shop.seed, **files.provenance()})
+        files.write(shop.folder / f"{self.name}.md", text.encode())
+        return text
+
+
+@final
+@dataclass(frozen=True)
+class Table:
+    """The accuracies in a result file, looked up by estimator and layer."""
+
+    estimators: Mapping[str, Any]
+
+    @staticmethod
+    def read(path: Path) -> Table:
+        return Table(_read(path)["estimators"])
+
+    def layer(self, estimator: str, layer: str) -> dict[str, Any]:
+        """One estimator's accuracy in one layer."""
+        (found,) = [entry for entry in self.estimators[estimator]["layers"] if entry["name"] == layer]
+        return dict(found)
+
+    def rmse(self, estimator: str, layer: str, samples: int = 1) -> float:
+        """The relative RMSE with so many draws, or the most that were measured."""
+        entry = self.layer(estimator, layer)
+        within = [error for m, error in zip(entry["samples"], entry["rmse"], strict=True) if m <= samples]
+        return float(within[-1])
+
+    def most(self, estimator: str) -> int:
+        """The largest number of draws in an estimate."""
+        return int(self.estimators[estimator]["layers"][0]["samples"][-1])
+
+
+def _name(widths: Sequence[int]) -> str:
+    return "-".join(str(width) for width in widths)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read '{path}' ({error}); delete it, it is made again") from None
+    if not isinstance(value, dict):
+        raise InputError(f"'{path}' is no result file; delete it, it is made again")
+    return value

@@ -1,0 +1,73 @@
+"""The training of the paper's small networks, along which the accuracy of gradients is measured."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Generator
+
+from flipgrad.data import Split
+from flipgrad.errors import InputError
+from flipgrad.estimators import REINFORCE, Estimator
+from flipgrad.network import Sequential
+from flipgrad.objectives import CrossEntropy
+from flipgrad.training.models import fully_connected
+
+# The paper's, appendix C.1.
+BATCH, RATE, MOMENTUM = 10, 0.03, 0.9
+
+
+def reference_training(
+    data: Split,
+    widths: Sequence[int],
+    epochs: Sequence[int],
+    *,
+    net: Sequential | None = None,
+    estimator: Estimator | None = None,
+    seed: int = 0,
+    report: Callable[[int], None] = lambda epoch: None,
+) -> dict[int, Sequential]:
+    """Train a network on the toy problem and keep it as it is after some of the ``epochs``.
+
+    SGD with momentum 0.9, batches of 10 and the constant rate 0.03, from weights that are whitened by propagated moments.
+
+    Args:
+        data: the training points.
+        widths: units of every binary layer.
+        epochs: when to keep the network; 0 is the initialised one.
+        net: trained in place of a new one, with its own widths and noise; it is initialised and changed.
+        estimator: by default REINFORCE, the paper's choice.
+        seed: of weights, order and noise.
+        report: called after every epoch.
+
+    Returns:
+        The network after each of the ``epochs``.
+    """
+    if not epochs or min(epochs) < 0:
+        raise InputError(f"epochs={list(epochs)}: give the epochs after which to look at the network, e.g. 1,100,2000")
+    rule = estimator or REINFORCE()
+    generator = torch.Generator().manual_seed(seed)
+    if net is None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = fully_connected(data.x.shape[1], widths, int(data.y.max()) + 1)
+    net.initialize(data.x, moments=True)
+    # One operation for all parameters: this network is so small that a step is mostly the overhead of operations.
+    optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM, fused=data.x.device.type == "cpu")
+    kept = {0: copy.deepcopy(net)} if 0 in epochs else {}
+    for epoch in range(1, max(epochs) + 1):
+        _epoch(net, data, rule, optimizer, generator)
+        if epoch in epochs:
+            kept[epoch] = copy.deepcopy(net)
+        report(epoch)
+    return kept
+
+
+def _epoch(net: Sequential, data: Split, rule: Estimator, optimizer: torch.optim.Optimizer, generator: Generator) -> None:
+    for batch in data.batches(BATCH, generator=generator):
+        loss = net(batch.x, CrossEntropy(batch.y), estimator=rule, generator=generator, index=batch.index).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
