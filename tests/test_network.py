@@ -496,3 +496,31 @@ def test_labels_in_place_of_an_objective_are_refused():
 def test_integer_inputs_are_refused(layer):
     with pytest.raises(fg.InputError, match=r"floating-point inputs, got torch\.uint8: convert them"):
         layer(torch.zeros(2, 1, 4, 4, dtype=torch.uint8))
+
+
+def test_moments_whiten_over_the_batch_and_the_sampling():
+    """Against many sampled passes: mean 0 and variance 1 of every unit, within five standard errors."""
+    torch.manual_seed(0)
+    net = fg.Sequential(fg.BinaryLinear(3, 40), fg.BinaryLinear(40, 6), head=nn.Linear(6, 2))
+    x = torch.randn(50, 3)
+    assert net.initialize(x, moments=True) is net
+    first = net[0].affine()(x)
+    assert torch.allclose(first.mean(0), torch.zeros(40), atol=1e-5)
+    assert torch.allclose(first.var(0, correction=0), torch.ones(40), atol=1e-4)
+    draws = torch.stack([net[1].affine()(net[0].noise.sample_sign(first)) for _ in range(2000)])
+    count = draws.shape[0] * draws.shape[1]
+    assert (draws.mean((0, 1)).abs() < 5 / count**0.5).all()
+    # Fourth moments of sums of many units are about those of a normal variable.
+    assert ((draws.var((0, 1)) - 1).abs() < 5 * (2 / count) ** 0.5).all()
+
+
+def test_moments_need_no_randomness():
+    torch.manual_seed(0)
+    net = fg.Sequential(fg.BinaryConv2d(1, 3, 3), fg.BinaryConv2d(3, 3, 2), nn.Flatten(), head=nn.Linear(27, 2))
+    again = copy.deepcopy(net)
+    x = torch.randn(8, 1, 6, 6)
+    state = torch.random.get_rng_state()
+    net.initialize(x, moments=True)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    again.initialize(x, moments=True)
+    assert torch.equal(net[1].weight, again[1].weight)
