@@ -1,5 +1,8 @@
 """Figures, drawn from result files only: anything drawn can be redrawn."""
 
+from flipgrad.plots.accuracy import cosine, rmse
+from flipgrad.plots.bias import bias_and_spread
 from flipgrad.plots.curves import training_curve
+from flipgrad.plots.results import Panel
 
-__all__ = ["training_curve"]
+__all__ = ["Panel", "bias_and_spread", "cosine", "rmse", "training_curve"]

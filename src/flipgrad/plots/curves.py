@@ -8,8 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-# Okabe and Ito's palette, distinguishable with any colour vision.
-BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+from flipgrad.plots.style import BLUE, GREEN, ORANGE
 
 
 def training_curve(metrics: Path, output: Path) -> None:

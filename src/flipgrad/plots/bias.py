@@ -1,0 +1,286 @@
+"""Bias against spread at one sample: where each estimator's error comes from, for many estimators at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log10
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from flipgrad.plots.labels import Box, Spot, label_spots, note, source, write
+from flipgrad.plots.results import ROUNDING, Interval, LayerResult, Measurement, Panel, read_all
+from flipgrad.plots.style import (
+    BAND,
+    FONT,
+    GREY,
+    PALE,
+    SMALL,
+    Style,
+    defaults,
+    log_ticks,
+    plain,
+    save,
+    style_of,
+    text_width,
+    tidy,
+)
+
+# Inches: axes, the least height of what is not the zone without bias, and the room around the axes.
+WIDTH, HEIGHT, LEAST, LEFT, RIGHT, ABOVE, BELOW = 3.0, 3.3, 1.9, 0.58, 0.12, 0.3, 0.42
+# Points: the zone of estimators without randomness, a row of the zone without bias, the space between marker and name.
+ZONE, ROW, BESIDE = 20.0, 10.5, 5.5
+
+
+@dataclass(frozen=True)
+class Span:
+    """A logarithmic axis of ``length`` points whose first ``zone`` points stand for zero."""
+
+    low: float
+    high: float
+    length: float
+    zone: float
+
+    @property
+    def start(self) -> float:
+        """Where the axis begins, so that ``low`` comes after the zone."""
+        return float(self.low * (self.high / self.low) ** (-self.zone / (self.length - self.zone)))
+
+    def at(self, points: float) -> float:
+        """The value at a distance from the axis' beginning."""
+        return float(self.start * (self.high / self.start) ** (points / self.length))
+
+    def points(self, value: float) -> float:
+        """The distance of a value from the axis' beginning."""
+        return self.length * log10(value / self.start) / log10(self.high / self.start)
+
+
+class Row(NamedTuple):
+    """A row of the zone without bias, from the top, and how a name beside its marker is aligned."""
+
+    row: int
+    align: str
+
+
+def bias_and_spread(
+    panels: Sequence[Panel], output: Path, *, estimators: Sequence[str] | None = None, title: str = ""
+) -> list[Path]:
+    """Draw each estimator at its standard deviation and bias, as ``output``.png and .pdf."""
+    return save(bias_and_spread_figure(panels, estimators=estimators, title=title), output)
+
+
+def bias_and_spread_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None = None, title: str = "") -> Figure:
+    """The figure of `bias_and_spread`: what is not distinguishable from zero has a zone of its own on each axis."""
+    with defaults():
+        results = read_all(panels, estimators)
+        everything = [measured for result in results for measured in result.estimators.values()]
+        across = _span([m.std for m in everything if not _steady(m)], 72 * WIDTH, ZONE if any(map(_steady, everything)) else 0)
+        rows = [_rows(result, across) for result in results]
+        count = max((place.row + 1 for found in rows for place in found.values()), default=0)
+        remarks = 11.0 * bool(count) + 9.0 * any(result.reference for result in results)
+        zone = count * ROW + remarks
+        up = _span([m.bias for m in everything if not _no_bias(m)], max(72 * HEIGHT, zone + 72 * LEAST), zone)
+        figure, every = _grid(panels, title, up.length / 72)
+        for axes, result, found in zip(every, results, rows, strict=True):
+            _draw(axes, result, found, across, up)
+        return figure
+
+
+def _steady(measured: Measurement) -> bool:
+    """Whether an estimator has no randomness."""
+    return measured.std.value <= ROUNDING
+
+
+def _no_bias(measured: Measurement) -> bool:
+    """Whether a bias is not distinguishable from zero."""
+    return min(measured.bias.value, measured.bias.low) <= ROUNDING
+
+
+def _span(intervals: Sequence[Interval], length: float, zone: float) -> Span:
+    """An axis that holds the values and, within reason, their intervals."""
+    values = [interval.value for interval in intervals] or [0.1, 1.0]
+    low = min([max(interval.low, interval.value / 3) for interval in intervals] + values)
+    high = max([min(interval.high, interval.value * 3) for interval in intervals] + values)
+    return Span(low / 1.7, high * 2.0, length, zone)
+
+
+def _rows(result: LayerResult, across: Span) -> dict[str, Row]:
+    """A row of the zone without bias for each estimator there, so that names beside the markers do not collide."""
+    rows: dict[str, Row] = {}
+    taken: list[list[tuple[float, float]]] = []
+    inside = {name: measured for name, measured in result.estimators.items() if _no_bias(measured)}
+    for name, measured in sorted(inside.items(), key=lambda item: -item[1].std.value):
+        x, width = _across(measured, across), text_width(name, SMALL, style_of(name).weight) + BESIDE + 3
+        sides = [("left", x - 5, x + width), ("right", x - width, x + 5)]
+        fitting = [side for side in sides if side[1] >= 0 and side[2] <= across.length] or sides
+        taken.append([])
+        rows[name], ends = next(
+            (Row(row, align), (left, right))
+            for row, others in enumerate(taken)
+            for align, left, right in fitting
+            if all(right < a or b < left for a, b in others)
+        )
+        taken[rows[name].row].append(ends)
+        taken = [others for others in taken if others]
+    return rows
+
+
+def _across(measured: Measurement, across: Span) -> float:
+    """An estimator's place along the axis of spread, in points."""
+    return across.zone / 2 if _steady(measured) else across.points(measured.std.value)
+
+
+def _grid(panels: Sequence[Panel], title: str, tall: float) -> tuple[Figure, list[Axes]]:
+    """Axes of one size, two to a row."""
+    columns, lines = min(len(panels), 2), ceil(len(panels) / 2)
+    top = 0.25 if title else 0
+    width, height = columns * (LEFT + WIDTH + RIGHT), top + lines * (ABOVE + tall + BELOW) + 0.2
+    figure = Figure(figsize=(width, height))
+    every = []
+    for index, panel in enumerate(panels):
+        row, column = divmod(index, 2)
+        left = LEFT + column * (LEFT + WIDTH + RIGHT)
+        bottom = height - top - (row + 1) * (ABOVE + tall) - row * BELOW
+        axes = figure.add_axes((left / width, bottom / height, WIDTH / width, tall / height))
+        axes.set_title(panel.title, pad=5)
+        axes.set_xlabel("standard deviation of one sample / gradient length", labelpad=2)
+        axes.set_ylabel("|bias| / gradient length", labelpad=4)
+        tidy(axes)
+        every.append(axes)
+    if title:
+        figure.text(LEFT / width, 1 - 0.07 / height, title, va="top", fontsize=FONT + 1, fontweight="bold")
+    _explain(figure)
+    return figure, every
+
+
+def _explain(figure: Figure) -> None:
+    """A key to what filled and hollow markers mean."""
+    look = {"color": GREY, "marker": "o", "markersize": 4.2, "linestyle": "none", "markeredgewidth": 0.9}
+    handles = [Line2D([], [], **look), Line2D([], [], markerfacecolor="white", **look)]  # type: ignore[arg-type]
+    figure.legend(
+        handles,
+        ["biased by construction", "unbiased by construction"],
+        loc="lower right",
+        ncols=2,
+        frameon=False,
+        fontsize=SMALL,
+        labelcolor=GREY,
+        borderaxespad=0.2,
+        handletextpad=0.1,
+        columnspacing=1.2,
+    )
+
+
+def _draw(axes: Axes, result: LayerResult, rows: dict[str, Row], across: Span, up: Span) -> None:
+    """Zones, curves of equal error, points and their names, such that none covers another."""
+    axes.set(xscale="log", yscale="log", xlim=(across.start, across.high), ylim=(up.start, up.high))
+    _draw_zones(axes, across, up)
+    spots, whiskers = [], []
+    for name, measured in result.estimators.items():
+        style, x = style_of(name, unbiased=measured.unbiased), across.at(_across(measured, across))
+        y = up.at(up.zone - (rows[name].row + 0.7) * ROW) if name in rows else measured.bias.value
+        whiskers += list(_draw_whiskers(axes, measured, style, x, y, across, up))
+        _draw_marker(axes, name, measured, style, x, y)
+        if name in rows:
+            beside = BESIDE if rows[name].align == "left" else -BESIDE
+            write(axes, name, across.points(x) + beside, up.points(y), style, align=rows[name].align, halo=PALE)
+        else:
+            spots.append(Spot(across.points(x), up.points(y), name, style))
+    values = list(_draw_iso(axes, spots, across, up))
+    _explain_zone(axes, result, up)
+    label_spots(axes, spots, Box(across.zone + 4, up.zone + 1, across.length, up.length), values, whiskers)
+
+
+def _draw_zones(axes: Axes, across: Span, up: Span) -> None:
+    """Shade the zones, and label the ticks: 0 for a zone, decades elsewhere."""
+    for axis, span in (("x", across), ("y", up)):
+        log_ticks(axes, axis)
+        ticker = axes.xaxis if axis == "x" else axes.yaxis
+        values = [float(v) for v in ticker.get_majorticklocs() if span.low <= v <= span.high]
+        minor = [float(v) for v in ticker.get_minorticklocs() if span.low <= v <= span.high]
+        ticker.set_ticks([span.at(span.zone / 2), *values] if span.zone else values)
+        ticker.set_ticklabels((["0"] if span.zone else []) + [plain(value) for value in values])
+        ticker.set_ticks(minor, minor=True)
+        if span.zone:
+            ticker.get_gridlines()[0].set_visible(False)
+            shade, rule = (axes.axvspan, axes.axvline) if axis == "x" else (axes.axhspan, axes.axhline)
+            shade(span.start, span.low, color=PALE, lw=0, zorder=0.4)
+            rule(span.low, color=GREY, lw=0.5, zorder=1)
+
+
+def _explain_zone(axes: Axes, result: LayerResult, up: Span) -> None:
+    """Say below what is drawn how to read it; shade the biases that a reference, itself estimated, cannot resolve."""
+    lines = (
+        ["bias not distinguishable from 0 (whiskers: upper limit)"] if any(map(_no_bias, result.estimators.values())) else []
+    )
+    if reference := result.reference:
+        shaded = reference.error > up.low
+        what = "dark: below the reference's own error" if shaded else "the reference's own error:"
+        lines.append(f"{what} {reference.error:.2g} ({source(reference)})")
+        if shaded:
+            axes.axhspan(up.low, reference.error, color=BAND, lw=0, zorder=0.5, gid="reference")
+    if lines:
+        note(axes, 0.97, 2 / up.length, "\n".join(lines), ha="right", halo=PALE)
+
+
+def _draw_iso(axes: Axes, spots: Sequence[Spot], across: Span, up: Span) -> Iterator[Box]:
+    """Curves of equal RMSE, √(std² + bias²), each with its value; yields what the values cover."""
+    area = Box(across.zone, up.zone, across.length, up.length)
+    for exponent in range(floor(log10(across.low)), ceil(log10(max(across.high, up.high))) + 1):
+        radius = 10.0**exponent
+        angles = np.linspace(0.0, np.pi / 2, 200)[1:-1]
+        xs, ys = radius * np.cos(angles), radius * np.sin(angles)
+        # Into the zones, where one of the two is zero, the curves go on straight.
+        ends = ([radius, *xs, across.start], [up.start, *ys, radius])
+        axes.plot(*ends, color="#BBBBBB", lw=0.6, zorder=0.8, gid="iso")
+        text = f"RMSE {plain(radius)}"
+        half = text_width(text, SMALL) / 2
+        # Nearest to the diagonal, but not over a marker.
+        for best in np.argsort(np.abs(np.log(xs / ys))):
+            x, y = across.points(xs[best]), up.points(ys[best])
+            box = Box(x - half, y - 4, x + half, y + 4)
+            if box.within(area) and not any(box.overlap(spot.marker) for spot in spots):
+                note(axes, x / across.length, y / up.length, text, va="center", ha="center")
+                yield box
+                break
+
+
+def _draw_whiskers(
+    axes: Axes, measured: Measurement, style: Style, x: float, y: float, across: Span, up: Span
+) -> Iterator[Box]:
+    """The confidence intervals of spread and bias; yields what the latter covers."""
+    if not _steady(measured):
+        _draw_whisker(axes, [max(measured.std.low, across.low), min(measured.std.high, across.high)], [y, y], style)
+    top, bottom = max(min(measured.bias.high, up.high), up.low), max(measured.bias.low, up.low)
+    if top > bottom:
+        _draw_whisker(axes, [x, x], [bottom, top], style)
+        axes.plot([x], [top], marker="_", markersize=3, color=style.colour, alpha=0.65, zorder=style.zorder - 1)
+        yield Box(across.points(x) - 0.5, up.points(bottom), across.points(x) + 0.5, up.points(top))
+
+
+def _draw_marker(axes: Axes, name: str, measured: Measurement, style: Style, x: float, y: float) -> None:
+    """A marker, hollow for an estimator that claims no bias; a white edge shows filled ones that lie on each other."""
+    face, edge, line = ("white", style.colour, 0.9) if measured.unbiased else (style.colour, "white", 0.4)
+    axes.plot(
+        [x],
+        [y],
+        linestyle="none",
+        marker=style.marker,
+        markersize=3.4 + 0.8 * style.width + 2 * (1 - line),
+        markerfacecolor=face,
+        markeredgecolor=edge,
+        markeredgewidth=line,
+        label=name,
+        zorder=style.zorder,
+        clip_on=False,
+    )
+
+
+def _draw_whisker(axes: Axes, xs: list[float], ys: list[float], style: Style) -> None:
+    width = 0.5 + 0.15 * style.width
+    axes.plot(xs, ys, color=style.colour, lw=width, alpha=0.6, solid_capstyle="butt", zorder=style.zorder - 1, gid="whisker")

@@ -1,0 +1,180 @@
+"""How every figure looks: one style per estimator, the axes' cosmetics, and files that are the same each time."""
+
+from __future__ import annotations
+
+import colorsys
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+# Okabe and Ito's palette, distinguishable with any colour vision.
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+# Of notes, reference lines and zones: behind the data.
+GREY, PALE, BAND = "#767676", "#F1F1F1", "#E2E2E2"
+
+# Points, for a figure printed at its own size across two columns.
+FONT, SMALL, TINY = 8.0, 6.6, 5.8
+
+# Lengths of dashes and gaps in line widths. A biased estimator is solid; an unbiased one is dashed, by family.
+SOLID: tuple[float, ...] = ()
+SCORE, ANTITHETIC, CONTROL, DOTTED = (5.0, 1.8), (2.4, 1.3), (5.5, 1.5, 1.3, 1.5), (1.0, 1.2)
+
+
+@dataclass(frozen=True)
+class Style:
+    """How an estimator is drawn: colour and (marker, dashes) each suffice to recognise it; ``rank`` 0 comes first."""
+
+    colour: str
+    marker: str
+    dashes: tuple[float, ...]
+    width: float
+    rank: int
+
+    @property
+    def zorder(self) -> float:
+        """The more prominent, the further in front."""
+        return 4 - self.rank / 100
+
+    @property
+    def weight(self) -> str:
+        """The method under study is named in bold."""
+        return "bold" if self.rank == 0 else "normal"
+
+
+PROPOSED, MAIN, OTHER = 2.4, 1.5, 1.0
+# One hue per family: blue PSA, red straight-through, green and grey relaxed, brown score function, purple antithetic,
+# steel blue learned or sampled control. The seven of the paper's figures keep apart with any colour vision.
+_TABLE: tuple[tuple[str, str, str, tuple[float, ...], float], ...] = (
+    ("PSA", "#0F4CC0", "o", SOLID, PROPOSED),
+    ("ST", "#D5420A", "s", SOLID, MAIN),
+    ("Tanh", "#262626", "D", SOLID, MAIN),
+    ("Concrete 1", "#12A05C", "^", SOLID, MAIN),
+    ("Concrete 0.1", "#0FA3A3", "v", SOLID, MAIN),
+    ("ARM", "#9A3A98", "P", ANTITHETIC, MAIN),
+    ("REINFORCE", "#6E4000", "X", SCORE, MAIN),
+    ("HardST", "#8E1B1B", "p", SOLID, OTHER),
+    ("ZGR", "#E0607A", "h", SOLID, OTHER),
+    ("GumbelRao", "#6B8E00", "<", SOLID, OTHER),
+    ("ADF", "#6A6A6A", ">", SOLID, OTHER),
+    ("LocalReparam", "#8A8F99", "d", SOLID, OTHER),
+    ("REINFORCE + mean", "#B07A10", "^", SCORE, OTHER),
+    ("MuProp", "#5E5A1E", "s", SCORE, OTHER),
+    ("MuProp + mean", "#A08A3C", "D", SCORE, OTHER),
+    ("DisARM", "#B95FD0", "o", ANTITHETIC, OTHER),
+    ("ARMS", "#7D5CB0", "d", ANTITHETIC, OTHER),
+    ("BitFlip", "#D0489A", "v", ANTITHETIC, OTHER),
+    ("LEG", "#4B2A7B", "s", ANTITHETIC, OTHER),
+    ("REBAR", "#1F6E8C", "<", CONTROL, OTHER),
+    ("RELAX", "#3D95C4", ">", CONTROL, OTHER),
+    ("DoubleCV", "#5477A8", "p", CONTROL, OTHER),
+    ("Exact", "#000000", "*", DOTTED, OTHER),
+)
+STYLES = {name: Style(colour, marker, dashes, width, rank) for rank, (name, colour, marker, dashes, width) in enumerate(_TABLE)}
+_MARKERS = "osD^v<>pPXhd"
+
+
+def style_of(name: str, *, unbiased: bool = False) -> Style:
+    """The style of an estimator; an unknown one gets a style that depends on its name and its claim alone.
+
+    >>> style_of("PSA").colour
+    '#0F4CC0'
+    """
+    if name in STYLES:
+        return STYLES[name]
+    hue, lightness, marker = hashlib.sha256(name.encode()).digest()[:3]
+    rgb = colorsys.hls_to_rgb(hue / 256, 0.30 + 0.10 * lightness / 255, 0.65)
+    colour = "#" + "".join(f"{round(255 * channel):02X}" for channel in rgb)
+    return Style(colour, _MARKERS[marker % len(_MARKERS)], CONTROL if unbiased else SOLID, OTHER, len(STYLES))
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """The most prominent first; unknown names last, by name."""
+    return sorted(names, key=lambda name: (style_of(name).rank, name))
+
+
+@contextmanager
+def defaults() -> Iterator[None]:
+    """Draw inside this: matplotlib's own defaults, not the user's, with our sizes and embedded TrueType fonts."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rc("font", size=FONT)
+        matplotlib.rc("axes", titlesize=FONT, labelsize=FONT, linewidth=0.6)
+        matplotlib.rc("xtick", labelsize=SMALL)
+        matplotlib.rc("ytick", labelsize=SMALL)
+        matplotlib.rc("pdf", fonttype=42)
+        yield
+
+
+def tidy(axes: Axes) -> None:
+    """A thin grid behind the data, no box, ticks that do not shout."""
+    axes.set_axisbelow(True)
+    axes.grid(color="#DDDDDD", linewidth=0.4)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(which="major", length=2.5, width=0.6, pad=2)
+    axes.tick_params(which="minor", length=1.5, width=0.4)
+
+
+def log_ticks(axes: Axes, which: str) -> None:
+    """Label the decades of a logarithmic axis in plain numbers; where they are few, also 2 and 5 times them."""
+    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 50 else (1.0, 2.0, 5.0), numticks=99))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    axis.set_minor_locator(LogLocator(subs=tuple(range(2, 10)), numticks=99))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def plain(value: float) -> str:
+    """A tick's number as one would say it.
+
+    >>> [plain(value) for value in (0.01, 0.5, 20.0, 5000.0, 1e6)]
+    ['0.01', '0.5', '20', '5k', '1M']
+    """
+    for unit, letter in ((1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:g}{letter}"
+    return f"{value:g}"
+
+
+@lru_cache(maxsize=1000)
+def text_width(text: str, size: float, weight: str = "normal") -> float:
+    """The width in points of one line of text."""
+    return float(TextPath((0, 0), text, prop=FontProperties(size=size, weight=weight)).get_extents().width) if text else 0.0
+
+
+def save(figure: Figure, output: Path) -> list[Path]:
+    """Write ``output`` as PNG (200 dpi) and as PDF, each at once or not at all, and the same bytes each time."""
+    stem = output.with_suffix("") if output.suffix in (".png", ".pdf") else output
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    return [
+        _write(figure, stem.with_name(stem.name + ".png"), {"Software": None}),
+        _write(figure, stem.with_name(stem.name + ".pdf"), {"CreationDate": None}),
+    ]
+
+
+def _write(figure: Figure, path: Path, metadata: dict[str, None]) -> Path:
+    """Write beside the target under another name, then move it into place."""
+    with defaults(), NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            figure.savefig(file, format=path.suffix[1:], dpi=200, metadata=metadata)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    # A temporary file is private; a figure gets the permissions of any new file.
+    umask = os.umask(0)
+    os.umask(umask)
+    os.chmod(file.name, 0o666 & ~umask)
+    os.replace(file.name, path)
+    return path
