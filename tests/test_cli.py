@@ -121,3 +121,103 @@ def test_interrupting_saves_what_is_done_and_exits_with_130(tmp_path):
     assert (tmp_path / "run/curve.png").exists()
     assert (tmp_path / "run/weights.safetensors").exists()
     assert all(json.loads(line) for line in metrics.read_text().splitlines())
+
+
+def test_gradeval_prints_tables_writes_json_and_draws(tmp_path, capsys):
+    folder = tmp_path / "out"
+    arguments = ("--epochs", "0,1", "--samples", "20", "--widths", "3-2", "--estimators", "psa,concrete:0.1,reinforce+mean")
+    code, out, err = flipgrad(capsys, "gradeval", *arguments, "--noise", "normal", "--output", str(folder))
+    assert (code, err) == (0, "")
+    for word in ("PSA", "Concrete 0.1", "REINFORCE + mean", "layer 2", "head", "RMSE", "bias", "cosine", "Draws per second"):
+        assert word in out
+    assert max(len(line) for line in out.splitlines()[:-2]) <= 120
+    names = {path.name for path in folder.iterdir()}
+    figures = {f"{stem}.{kind}" for stem in ("epoch-0-rmse", "epoch-1-rmse", "cosine") for kind in ("png", "pdf")}
+    assert names == {"epoch-0.json", "epoch-1.json", *figures}
+    stored = json.loads((folder / "epoch-1.json").read_text())
+    assert stored["estimators"].keys() == {"PSA", "Concrete 0.1", "REINFORCE + mean"}
+    assert stored["samples"] == 20
+    code, _, err = flipgrad(capsys, "gradeval", *arguments, "--output", str(folder))
+    assert code == 2
+    assert "exists and is not empty; give another --output, or --overwrite" in err
+
+
+OWN_MODEL = """
+import torch, flipgrad as fg
+def make():
+    torch.manual_seed(0)
+    net = fg.Sequential(fg.BinaryLinear(3, 20), fg.BinaryLinear(20, 20), head=torch.nn.Linear(20, 2))
+    return net, torch.randn(5, 3), fg.CrossEntropy(torch.arange(5) % 2)
+def wrong():
+    return 3
+"""
+
+
+def test_gradeval_measures_a_persons_own_model(tmp_path, capsys, monkeypatch):
+    (tmp_path / "mine_for_gradeval.py").write_text(OWN_MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path.copy())
+    own = ("gradeval", "--samples", "10", "--estimators", "psa", "--model")
+    code, out, err = flipgrad(capsys, *own, "mine_for_gradeval:make", "--reference-samples", "2000", "--output", "out")
+    assert (code, err) == (0, "")
+    assert "Compared with the mean of 2,000 draws of DisARM, whose own relative standard error is: layer 1" in out
+    assert json.loads((tmp_path / "out/model.json").read_text())["reference"]["kind"] == "draws"
+    for model, message in {
+        "mine_for_gradeval:wrong": "must return (flipgrad.Sequential, inputs",
+        "mine_for_gradeval:other": "has no attribute 'other'",
+        "not_there_at_all:make": "No module named 'not_there_at_all'",
+        "mine_for_gradeval": "give package.module:function",
+    }.items():
+        code, _, err = flipgrad(capsys, *own, model, "--output", str(tmp_path / "bad"))
+        assert code == 2
+        assert message in err
+    code, _, err = flipgrad(capsys, *own, "mine_for_gradeval:make", "--reference", "exact", "--output", "other")
+    assert code == 2
+    assert "over the budget" in err
+
+
+def test_reproduce_lists_and_makes_figures(tmp_path, capsys):
+    code, out, _ = flipgrad(capsys, "reproduce", "--list")
+    assert code == 0
+    assert "Figure 2" in out
+    code, out, err = flipgrad(capsys, "reproduce", "rmse", "--scale", "smoke", "--output", str(tmp_path / "out"))
+    assert (code, err) == (0, "")
+    assert "PSA is unbiased in the last hidden layer" in out
+    assert (tmp_path / "out/rmse.pdf").exists()
+
+
+def test_bench_prints_json(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("flipgrad.benchmarks.BENCHMARKS", {})
+    monkeypatch.setitem(cli.bench.__globals__["BENCHMARKS"], "exact", lambda: {"seconds": {"5-5-5": 0.004}})
+    code, out, _ = flipgrad(capsys, "bench", "exact", "--json", "-")
+    assert code == 0
+    assert json.loads(out)["seconds"] == {"5-5-5": 0.004}
+    code, _, _ = flipgrad(capsys, "bench", "exact", "--json", str(tmp_path / "exact.json"))
+    assert code == 0
+    assert json.loads((tmp_path / "exact.json").read_text())["benchmark"] == "exact"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gradeval", "--estimators", "psa,pza"], "unknown estimator 'pza'; give one of adf"),
+        (["gradeval", "--samples", "0"], "samples=0: give at least 10"),
+        (["gradeval", "--widths", "5x5"], "--widths '5x5': give whole numbers separated by '-'"),
+        (["gradeval", "--widths", "5-0"], "give the units of every binary layer"),
+        (["gradeval", "--epochs", "one"], "--epochs 'one': give whole numbers separated by ','"),
+        (["gradeval", "--epochs", "-3"], "give the epochs"),
+        (["gradeval", "--noise", "cauchy"], "noise 'cauchy': choose logistic, normal, laplace, uniform"),
+        (["gradeval", "--reference", "st", "--epochs", "0"], "reference=ST: averaging draws finds the true gradient only"),
+        (["gradeval", "--reference", "truth"], "--reference 'truth': give auto, exact"),
+        (["gradeval", "--device", "toaster"], "device 'toaster'"),
+        (["reproduce", "figure-9"], "no figure 'figure-9'; choose rmse"),
+        (["reproduce", "rmse", "--scale", "huge"], "scale 'huge': choose smoke, small, paper"),
+        (["bench", "everything"], "no benchmark 'everything'; choose exact"),
+    ],
+)
+def test_bad_input_of_the_study_is_one_line(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = flipgrad(capsys, *arguments)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,7 +20,7 @@ from flipgrad.cli._shared import Work, noise_by_name, whole_numbers, working
 from flipgrad.data import toy
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS, Estimator, Exact
-from flipgrad.gradeval import Result, by_name, evaluate
+from flipgrad.gradeval import Accuracy, Result, by_name, check_samples, evaluate
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy, Objective
 from flipgrad.training.models import fully_connected
@@ -69,6 +69,7 @@ def gradeval(
     names = estimators.split(",")
     # Mistakes are told before hours of work.
     by_name(names, lambda: torch.zeros(1))
+    check_samples(samples)
     truth = _truth(reference)
     _check_device(device)
     console = Console()
@@ -105,7 +106,8 @@ def gradeval(
             paths[subject.title] = path
             _print(console, subject.title, result)
     _draw(folder, paths)
-    console.print(f"Results ({', '.join(path.name for path in paths.values())}) and figures are in {folder}", highlight=False)
+    written = ", ".join(path.name for path in paths.values())
+    console.print(f"Results ({written}) and figures are in {folder}", highlight=False, soft_wrap=True)
 
 
 def _toy(widths: str, epochs: list[int], noise: str, seed: int, work: Work) -> Iterator[_Subject]:
@@ -152,25 +154,29 @@ def _check_device(device: str) -> None:
 
 
 def _print(console: Console, title: str, result: Result) -> None:
-    layers = [layer.name for layer in result.reference.layers]
     most = next(iter(result.estimators.values())).layers[0].samples[-1]
-    table = Table(title=f"{title}: relative RMSE with 1 → {most:,} draws (bias)")
-    table.add_column("estimator")
-    for layer in layers:
-        table.add_column(layer, justify="right", no_wrap=True)
-    table.add_column("cosine, layer 1", justify="right", no_wrap=True)
-    table.add_column("draws/s", justify="right", no_wrap=True)
-    for name, measured in result.estimators.items():
-        cells = [f"{layer.rmse[0]:.3g} → {layer.rmse[-1]:.2g} ({layer.bias:.2g})" for layer in measured.layers]
-        first = result.accuracy(name, "layer 1") if "layer 1" in layers else measured.layers[0]
-        table.add_row(name, *cells, f"{first.cosine_mean[0]:.2f}", f"{measured.samples_per_second:,.0f}")
-    console.print(table)
+    tables: dict[str, Callable[[Accuracy], str]] = {
+        f"relative RMSE, 1 → {most:,} draws": lambda layer: f"{layer.rmse[0]:.2g} → {layer.rmse[-1]:.2g}",
+        "relative bias": lambda layer: f"{layer.bias:.2g}" if layer.bias_low > 0 else f"< {layer.bias_high:.2g}",
+        "cosine of 1 draw": lambda layer: f"{layer.cosine_mean[0]:.3f}",
+    }
+    for what, cell in tables.items():
+        table = Table(title=f"{title}: {what}")
+        table.add_column("estimator", no_wrap=True)
+        for reference in result.reference.layers:
+            table.add_column(reference.name, justify="right", no_wrap=True)
+        for name, measured in result.estimators.items():
+            table.add_row(name, *(cell(layer) for layer in measured.layers))
+        console.print(table)
+    rates = ", ".join(f"{name} {measured.samples_per_second:,.0f}" for name, measured in result.estimators.items())
+    console.print(f"Draws per second: {rates}", highlight=False, soft_wrap=True)
     if result.reference.kind == "draws":
         errors = ", ".join(f"{layer.name} {layer.error:.1%}" for layer in result.reference.layers)
         console.print(
             f"Compared with the mean of {result.reference.draws:,} draws of {result.reference.estimator}, whose own relative "
             f"standard error is: {errors}",
             highlight=False,
+            soft_wrap=True,
         )
 
 

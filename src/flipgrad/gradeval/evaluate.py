@@ -154,8 +154,7 @@ def evaluate(
     True
     """
     named = _named(estimators)
-    if samples < FEWEST:
-        raise InputError(f"samples={samples}: give at least {FEWEST} draws per estimator, e.g. 10000")
+    check_samples(samples)
     problem = Problem(net, x, objective)
     if not problem.parameters():
         raise InputError("the network has no parameter with requires_grad=True, so there is no gradient to measure")
@@ -168,6 +167,12 @@ def evaluate(
     truth = _reference(problem, reference, reference_samples or REFERENCE_FACTOR * samples, seed, workers, tell)
     measured = {name: _measure(problem, truth, name, rule, samples, seed, workers, tell) for name, rule in named.items()}
     return Result(measured, truth, samples, len(x), seed)
+
+
+def check_samples(samples: int) -> None:
+    """Refuse too few draws."""
+    if samples < FEWEST:
+        raise InputError(f"samples={samples}: give at least {FEWEST} draws per estimator, e.g. 10000")
 
 
 def _measure(

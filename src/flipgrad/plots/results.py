@@ -83,16 +83,18 @@ def read_all(panels: Sequence[Panel], estimators: Sequence[str] | None = None) -
     ]
 
 
+def layers(path: Path) -> list[str]:
+    """The layers in a result file, as :class:`Panel` calls them: those of its first estimator."""
+    try:
+        first = next(iter(_mapping(_record(path), "estimators").values()), None)
+        return [str(_get(layer, "name", "a layer")) for layer in _get(first, "layers", "the first estimator")]
+    except InputError as error:
+        raise InputError(f"{path}: {error}; {REWRITE}") from error
+
+
 def read(path: Path, layer: str) -> LayerResult:
     """Read one layer of a result file, or raise an `InputError` that names the file and what to do."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read ({error.strerror}); run the evaluation that writes it, or correct the path"
-        ) from error
-    except ValueError as error:
-        raise InputError(f"{path}: is not JSON ({error}); {REWRITE}") from error
+    record = _record(path)
     try:
         estimators = {str(name): _measurement(entry, name, layer) for name, entry in _mapping(record, "estimators").items()}
         if not estimators:
@@ -102,6 +104,17 @@ def read(path: Path, layer: str) -> LayerResult:
         raise InputError(f"{path}: {error}") from error
     except InputError as error:
         raise InputError(f"{path}: {error}; {REWRITE}") from error
+
+
+def _record(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); run the evaluation that writes it, or correct the path"
+        ) from error
+    except ValueError as error:
+        raise InputError(f"{path}: is not JSON ({error}); {REWRITE}") from error
 
 
 class _UnknownLayerError(InputError):

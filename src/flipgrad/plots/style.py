@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import colorsys
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -18,6 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from flipgrad import files
 
 # Okabe and Ito's palette, distinguishable with any colour vision.
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -165,16 +166,8 @@ def save(figure: Figure, output: Path) -> list[Path]:
 
 
 def _write(figure: Figure, path: Path, metadata: dict[str, None]) -> Path:
-    """Write beside the target under another name, then move it into place."""
-    with defaults(), NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            figure.savefig(file, format=path.suffix[1:], dpi=200, metadata=metadata)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    # A temporary file is private; a figure gets the permissions of any new file.
-    umask = os.umask(0)
-    os.umask(umask)
-    os.chmod(file.name, 0o666 & ~umask)
-    os.replace(file.name, path)
+    content = BytesIO()
+    with defaults():
+        figure.savefig(content, format=path.suffix[1:], dpi=200, metadata=metadata)
+    files.write(path, content.getvalue())
     return path

@@ -1,0 +1,167 @@
+"""Every figure at smoke scale: what is written, what is said, and that nothing is computed twice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import flipgrad as fg
+from flipgrad import reproduce
+from flipgrad.reproduce import EXPERIMENTS, SCALES, Claim, Workshop
+from flipgrad.reproduce._experiment import Table
+from flipgrad.reproduce.accuracy import better_than_st, negative_cosines, one_draw_against_many, unbiased_in_the_last_layer
+from flipgrad.reproduce.size import advantage_grows
+
+
+def silent(what: str, new: int, total: int) -> None:
+    """Nobody watches."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """All figures, made once."""
+    path = tmp_path_factory.mktemp("figures") / "smoke"
+    shop = Workshop(path, "smoke", 0, silent)
+    for experiment in EXPERIMENTS.values():
+        experiment.reproduce(shop)
+    return path
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_figure_has_numbers_pictures_and_a_text(folder, name):
+    for suffix in ("json", "png", "pdf", "md"):
+        assert (folder / f"{name}.{suffix}").stat().st_size > 100
+    record = json.loads((folder / f"{name}.json").read_text())
+    assert record["title"] == EXPERIMENTS[name].title
+    assert {"seed", "versions", "command"} <= record.keys()
+    text = (folder / f"{name}.md").read_text()
+    for claim in record["claims"]:
+        assert claim["text"] in text
+        assert claim["numbers"] in text
+
+
+def test_the_papers_estimators_are_measured(folder):
+    stored = json.loads((folder / "measured/5-5-5-epoch-1-100.json").read_text())
+    main = {"REINFORCE", "ARM", "Concrete 0.1", "Concrete 1", "Tanh", "ST", "PSA", "ADF", "LocalReparam", "HardST"}
+    assert main <= stored["estimators"].keys()
+    assert stored["samples"] == 100
+    everything = json.loads((folder / "measured/5-5-5-epoch-2-100.json").read_text())["estimators"]
+    assert len(everything) == len(fg.estimators.ESTIMATORS) - 1 + 3
+
+
+def test_nothing_is_computed_twice(folder, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("measured or trained again")
+
+    monkeypatch.setattr("flipgrad.gradeval.evaluate", refuse)
+    monkeypatch.setattr("flipgrad.reproduce._experiment.reference_training", refuse)
+    before = (folder / "rmse.png").read_bytes()
+    text = EXPERIMENTS["rmse"].reproduce(Workshop(folder, "smoke", 0, silent))
+    assert text == (folder / "rmse.md").read_text()
+    assert (folder / "rmse.png").read_bytes() == before
+
+
+def test_an_interruption_loses_one_estimator_at_most(tmp_path, folder):
+    seen = []
+
+    def stop(what: str, new: int, total: int) -> None:
+        seen.append(what)
+        if "ARM" in what:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        EXPERIMENTS["rmse"].reproduce(Workshop(tmp_path / "cut", "smoke", 0, stop))
+    kept = json.loads((tmp_path / "cut/measured/5-5-5-epoch-1-100.json").read_text())["estimators"]
+    assert list(kept) == ["REINFORCE"]
+    EXPERIMENTS["rmse"].reproduce(Workshop(tmp_path / "cut", "smoke", 0, silent))
+    whole = Table.read(folder / "measured/5-5-5-epoch-1-100.json")
+    resumed = Table.read(tmp_path / "cut/measured/5-5-5-epoch-1-100.json")
+    for name in ("REINFORCE", "ARM", "PSA"):
+        assert whole.layer(name, "layer 1") == resumed.layer(name, "layer 1")
+
+
+def test_other_settings_in_the_folder_are_refused(folder, tmp_path):
+    with pytest.raises(fg.InputError, match="holds results of scale 'smoke' and seed 0; give another"):
+        Workshop(folder, "smoke", 1, silent)
+    with pytest.raises(fg.InputError, match="scale 'large': choose smoke, small, paper"):
+        Workshop(folder, "large", 0, silent)
+    (tmp_path / "theirs.txt").write_text("")
+    with pytest.raises(fg.InputError, match="exists and is not empty"):
+        Workshop(tmp_path, "smoke", 0, silent)
+
+
+def test_overwriting_forgets_the_old_results(tmp_path):
+    shop = Workshop(tmp_path, "smoke", 0, silent)
+    shop.network((3,), 1, (1,))
+    assert len(list((tmp_path / "networks").iterdir())) == 1
+    Workshop(tmp_path, "smoke", 1, silent, overwrite=True)
+    assert not list((tmp_path / "networks").iterdir())
+
+
+@pytest.mark.parametrize("content", [b"", b"not a network", b'{"estimators": '])
+def test_damaged_files_are_named(tmp_path, content):
+    shop = Workshop(tmp_path, "smoke", 0, silent)
+    shop.network((3,), 1, (1,))
+    (tmp_path / "networks/3-epoch-1.safetensors").write_bytes(content)
+    with pytest.raises(fg.InputError, match="delete it, it is made again"):
+        shop.network((3,), 1, (1,))
+    (tmp_path / "networks/3-epoch-1.safetensors").unlink()
+    (tmp_path / "measured/3-epoch-1-10.json").write_bytes(content)
+    with pytest.raises(fg.InputError, match="delete it, it is made again"):
+        shop.measure((3,), 1, (1,), ["st"], 10)
+
+
+def test_scales_grow_to_the_papers():
+    assert SCALES["smoke"].samples < SCALES["small"].samples < SCALES["paper"].samples == 10_000
+    assert SCALES["paper"].epochs == SCALES["small"].epochs == (1, 100, 2000)
+
+
+def entry(rmse: float, bias: float, low: float, cosine: float = 0.5) -> dict:
+    layers = [
+        {
+            "name": f"layer {k}",
+            "samples": [1, 1000],
+            "rmse": [rmse, bias],
+            "cosine_mean": [cosine, cosine],
+            "cosine_low": [cosine, cosine],
+            "bias": bias,
+            "bias_low": low,
+            "bias_high": 2 * bias,
+        }
+        for k in (1, 2, 3)
+    ]
+    return {"layers": layers, "unbiased": low == 0}
+
+
+def test_claims_follow_the_numbers():
+    good = Table({"PSA": entry(0.1, 0.02, 0), "ST": entry(0.2, 0.1, 0.09), "ARM": entry(9, 0.3, 0)})
+    bad = Table({"PSA": entry(0.4, 0.02, 0.01), "ST": entry(0.2, 0.1, 0.09), "ARM": entry(9, 0.3, 0, -0.1)})
+    for claim in (lambda t: one_draw_against_many(t, "layer 1"), better_than_st):
+        assert claim(good).holds
+        assert not claim(bad).holds
+    assert unbiased_in_the_last_layer(good, "layer 3").holds
+    assert not unbiased_in_the_last_layer(bad, "layer 3").holds
+    assert not negative_cosines({1: good}).holds
+    found = negative_cosines({1: good, 100: bad})
+    assert found.holds
+    assert "after 100: ARM with 1 draw; even with many on average ARM" in found.numbers
+
+
+def test_growing_advantage_needs_every_step(tmp_path):
+    paths = {}
+    for name, arm in (("small", 1.0), ("middle", 3.0), ("large", 2.0)):
+        table = {"PSA": entry(0.1, 0.02, 0), "ST": entry(0.1, 0.1, 0.09), "ARM": entry(arm, 0.3, 0)}
+        paths[name] = tmp_path / f"{name}.json"
+        paths[name].write_text(json.dumps({"estimators": table}))
+    assert not any(claim.holds for claim in advantage_grows(paths, "width"))
+    del paths["large"]
+    assert all(claim.holds for claim in advantage_grows(paths, "width"))
+
+
+def test_claims_are_readable():
+    assert str(Claim("it is so", True, "1 < 2")) == "- Holds: it is so\n  1 < 2"
+    assert str(Claim("it is so", False, "1 > 2")).startswith("- DOES NOT HOLD: it is so")
+    assert reproduce.EXPERIMENTS.keys() == {
+        *("rmse", "cosine", "rmse-unbiased", "cosine-unbiased", "width", "depth", "estimators")
+    }
