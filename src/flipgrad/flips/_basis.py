@@ -119,9 +119,10 @@ def _logistic_features(
     return even, [torch.addcmul(even[node], above, even[node], value=-2) for node in odd_nodes]
 
 
-def middle_of_bin(k: Tensor) -> Tensor:
-    """The step 2w in the middle of bin ``k``, in the noise's scale."""
-    return 2 * torch.exp2((k + 0.5) / PER_OCTAVE)
+def bin_steps(top: int) -> Tensor:
+    """The steps 2w in the middle of the bins from the lowest to ``top``, in the noise's scale."""
+    bins = torch.arange(LOWEST, top + 1, dtype=torch.float64, device="cpu")
+    return 2 * torch.exp2((bins + 0.5) / PER_OCTAVE)
 
 
 @lru_cache(maxsize=1024)
@@ -200,9 +201,7 @@ def _fit(noise: Noise, top: int, spread: int, smallest: float, rank: int) -> Bas
     steps, energy = _steps(reach, reach * 2.0 ** (-spread / 2))
     nodes = _gauss_nodes((steps / reach) ** 2, energy, rank).sqrt() * reach
     nodes = nodes * max(1.0, smallest / float(nodes[0]))
-    grid = _grid(
-        noise, reach, steps, energy / steps**2, middle_of_bin(torch.arange(LOWEST, top + 1, dtype=torch.float64, device="cpu"))
-    )
+    grid = _grid(noise, reach, max(reach, float(nodes[-1])), steps, energy / steps**2, bin_steps(top))
     a, full = grid.t * noise.scale, tuple(range(rank))
     even, odd = (torch.stack(f, 1) for f in features(a, torch.ones_like(a), tuple(nodes.tolist()), full, noise))
     # A difference of probabilities has their rounding error; the closed form of the logistic noise only its own.
@@ -246,11 +245,12 @@ def _gauss_nodes(z: Tensor, measure: Tensor, rank: int) -> Tensor:
     return nodes
 
 
-def _grid(noise: Noise, reach: float, steps: Tensor, share: Tensor, bins: Tensor) -> _Grid:
-    """Pre-activations over the noise's range and a step beyond, dense within reach of 0 and of every jump of the density."""
+def _grid(noise: Noise, reach: float, width: float, steps: Tensor, share: Tensor, bins: Tensor) -> _Grid:
+    """Pre-activations over the noise's range and a step beyond, dense within ``width`` of 0 and of the density's jumps."""
     end = 8 + reach
     t = torch.arange(0, end, 0.02, dtype=torch.float64, device="cpu")
-    window = torch.linspace(-1.25, 1.25, 81, dtype=torch.float64, device="cpu") * reach
+    k = torch.linspace(-1, 1, 161, dtype=torch.float64, device="cpu")
+    window = 1.25 * width * k * k.abs()
     t = torch.cat([t, *(window + centre for centre in (0.0, *_jumps(noise, t)))])
     t = t[(t >= 0) & (t <= end)].unique()
     gaps = t.diff()

@@ -36,8 +36,8 @@ from flipgrad.noise import Logistic, Noise
 # Beyond this many products of either kind an exact kernel is faster.
 MAX_RANK = 6
 
-# On top of the estimated error: no layer's pre-activations are distributed as those it was computed for.
-MARGIN = 1.2
+# The estimated error is this much larger than the computed one: layers differ, and few of their units may be active.
+MARGIN = 1.5
 
 # The largest ratio of the largest weight to their root mean square that is told apart, in half octaves.
 MAX_SPREAD = 12
@@ -108,7 +108,7 @@ def plan(weight: Tensor, noise: Noise, tolerance: float = 1e-3) -> Plan:
     counts = _histogram(weight, noise)
     top = max(int(counts.nonzero().amax()) + LOWEST if weight.numel() else LOWEST, SMALLEST_TOP)
     counts = counts[: top + 1 - LOWEST]
-    bins = _basis.middle_of_bin(torch.arange(LOWEST, top + 1, dtype=torch.float64, device="cpu"))
+    bins = _basis.bin_steps(top)
     typical = math.sqrt(float((counts * bins**2).sum() / counts.sum().clamp(min=1)))
     spread = round(2 * math.log2(float(bins[-1]) / typical)) if typical > 0 else MAX_SPREAD
     eps = torch.finfo(_wide(weight.dtype)).eps
