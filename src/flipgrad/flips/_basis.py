@@ -8,11 +8,24 @@ Both are replaced by interpolation in the step: :math:`E(a, s) \approx \sum_r E(
 :math:`O(a, s) \approx \sum_r O(a, s_r)\, q_r(s)`, with :math:`v_r` an odd and :math:`q_r` an even polynomial. In
 :math:`s^2` the functions are smooth, so the error at rank r is close to :math:`\prod_r (s^2 - s_r^2)`, and its mean
 square is least where the :math:`s_r^2` are the Gauss nodes of the weights' distribution. The polynomials are weighted
-least-squares fits. The error is that of the best fit of the same rank (the singular value decomposition) within 1.3
-for smooth noise and within 1.6 for Laplace and Uniform, whose kinks a polynomial in a would not follow.
+least-squares fits.
 
-Unlike Taylor's series, of which the first term is the limit of rank 1 for small weights, it needs no derivatives, so that
-any noise with a cdf will do, and it is about ten times as accurate at rank 2.
+Measured, uniform weights, up to rank 3: the L2 error is that of the best fit of the same rank (the singular value
+decomposition) times 1.0 to 1.3 for logistic and normal noise, and times 1.0 to 1.7 for Laplace and Uniform, or for steps of
+several scales. Largest error of E relative to its largest value, logistic noise, against Taylor's series of as many terms:
+
+=============  ================  ================  =======
+largest 2|w|   rank 1 (Taylor)   rank 2 (Taylor)   rank 3
+=============  ================  ================  =======
+0.1            1.8e-4 (8.3e-4)   2.0e-8 (8.3e-7)   2e-11
+0.5            5.3e-3 (2.1e-2)   2.1e-5 (5.2e-4)   8.3e-8
+1              2.1e-2 (8.2e-2)   3.1e-4 (8.2e-3)   4.8e-6
+2              7.5e-2 (0.31)     4.0e-3 (0.12)     1.9e-4
+4              0.22 (1.1)        2.7e-2 (1.7)      4.8e-3
+=============  ================  ================  =======
+
+Averages of the density at two points, cheaper for other noises than these differences of the cdf, are as good at rank 1 but
+three times worse at rank 2, and do not follow the kinks of Laplace and Uniform.
 """
 
 from __future__ import annotations
@@ -107,16 +120,20 @@ def features(
 def _logistic_features(
     t: Tensor, grad: Tensor, steps: tuple[float, ...], odd_nodes: tuple[int, ...]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The closed form: E = f sinh(s) / (1 + 2 f c) and O = (2F - 1) f c / (1 + 2 f c), with f = F' and c = cosh(s) - 1."""
-    above = torch.sigmoid(t)
-    density = torch.neg(t).sigmoid_().mul_(above)
-    # Every pass over memory counts: 1 + 2 f c in one, with 2 c = 4 sinh(s / 2)**2.
-    even = [torch.rsub(density, 1, alpha=-4 * math.sinh(step / 2) ** 2) for step in steps]
-    density.mul_(grad)
+    """The closed form: 2E = sinh(s) / (cosh(t) + cosh(s)) and O = (2F - 1) tanh(s / 2) E. Far out cosh is inf, and E is 0."""
+    # Every pass over memory counts, and every new tensor as much as two of them: the last node takes cosh's own memory.
+    cosh = torch.cosh(t)
+    even = [cosh + math.cosh(step) for step in steps[:-1]]
+    even.append(cosh.add_(math.cosh(steps[-1])))
     for e in even:
-        torch.div(density, e, out=e)
-    # (1 - 2F) times that of E, in one.
-    return even, [torch.addcmul(even[node], above, even[node], value=-2) for node in odd_nodes]
+        torch.div(grad, e, out=e)
+    if not odd_nodes:
+        return even, []
+    above = torch.sigmoid(t)
+    # (1 - 2F) times that of E.
+    odd = [torch.addcmul(even[node], above, even[node], value=-2) for node in odd_nodes[:-1]]
+    last = even[odd_nodes[-1]]
+    return even, [*odd, torch.addcmul(last, above, last, value=-2, out=above)]
 
 
 def bin_steps(top: int) -> Tensor:

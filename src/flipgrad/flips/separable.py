@@ -216,6 +216,8 @@ def product(
     # Times x twice, not once: a zero is no unit.
     if not plan.odd:
         return u.mul_(x).mul_(x).to(dtype)
+    # Its memory is good for the next result.
+    del even
     v = backward(odd, _weights(square, square, plan.odd, plan.limit))
     return torch.addcmul(v, u, x, out=u).mul_(x).to(dtype)
 
