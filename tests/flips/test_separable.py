@@ -350,6 +350,20 @@ def test_convolution_is_its_fully_connected_layer():
         torch.testing.assert_close(actual.flatten(1), expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("chunk", [1, 200, 500])
+def test_chunks_give_the_same(chunk, monkeypatch):
+    shape = {"stride": (2, 1), "padding": (1, 2), "groups": 2}
+    conv = layer((5, 4, 5, 4), (6, 2, 3, 2), Logistic(), scale=0.1, **shape)
+    for memory in (torch.contiguous_format, torch.channels_last):
+        x, a, grad = (t.contiguous(memory_format=memory) for t in (conv.x, conv.a, conv.grad))
+        whole = separable.conv2d(x, a, grad, conv.weight, conv.noise, 1e-3, **shape)
+        with monkeypatch.context() as patch:
+            patch.setattr(separable, "CHUNK", chunk)
+            parts = separable.conv2d(x, a, grad, conv.weight, conv.noise, 1e-3, **shape)
+        torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-14)
+        assert parts.stride() == whole.stride()
+
+
 def test_nothing_is_fitted_twice(monkeypatch):
     fits = []
     fit = _basis._fit

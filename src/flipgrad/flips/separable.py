@@ -36,6 +36,10 @@ from flipgrad.noise import Logistic, Noise
 # Beyond this many products of either kind an exact kernel is faster.
 MAX_RANK = 6
 
+# Elements of the pre-activations that are worked on at once on a CPU: with more, the memory allocator returns the temporary
+# tensors to the system every time, and to fault the pages in anew costs more than the arithmetic.
+CHUNK = 2**21
+
 # The estimated error is this much larger than the computed one: layers differ, and few of their units may be active.
 MARGIN = 1.5
 
@@ -199,27 +203,34 @@ def product(
     """The flip product by a plan: that of :func:`conv2d` for states with four dimensions, else that of :func:`linear`."""
     dtype, wide = x.dtype, _wide(x.dtype)
     x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
+    square = weight * weight
+    # All ranks are further output channels of one layer.
+    kernels_even = _join(_weights(weight, square, plan.even, plan.limit), 0, groups)
+    kernels_odd = _join(_weights(square, square, plan.odd, plan.limit), 0, groups) if plan.odd else None
 
-    def backward(products: list[Tensor], weights: list[Tensor]) -> Tensor:
-        # All ranks are further output channels of one layer.
-        if x.dim() == 2:
-            return _join(products, 1, 1) @ _join(weights, 0, 1)
+    def backward(products: list[Tensor], kernels: Tensor, x: Tensor) -> Tensor:
         outputs = _join(products, 1, groups)
-        kernels = _join(weights, 0, groups)
+        if x.dim() == 2:
+            return outputs @ kernels
         shape = stride, padding, dilation, False, (0, 0), groups
         u: Tensor = torch.ops.aten.convolution_backward(outputs, x, kernels, None, *shape, (True, False, False))[0]
         return u
 
-    even, odd = _basis.features(a, grad, plan.steps, tuple(f.node for f in plan.odd), noise)
-    square = weight * weight
-    u = backward(even, _weights(weight, square, plan.even, plan.limit))
-    # Times x twice, not once: a zero is no unit.
-    if not plan.odd:
-        return u.mul_(x).mul_(x).to(dtype)
-    # Its memory is good for the next result.
-    del even
-    v = backward(odd, _weights(square, square, plan.odd, plan.limit))
-    return torch.addcmul(v, u, x, out=u).mul_(x).to(dtype)
+    def examples(x: Tensor, a: Tensor, grad: Tensor) -> Tensor:
+        even, odd = _basis.features(a, grad, plan.steps, tuple(f.node for f in plan.odd), noise)
+        u = backward(even, kernels_even, x)
+        # Times x twice, not once: a zero is no unit.
+        if kernels_odd is None:
+            return u.mul_(x).mul_(x)
+        # Its memory is good for the next result.
+        del even
+        v = backward(odd, kernels_odd, x)
+        return torch.addcmul(v, u, x, out=u).mul_(x)
+
+    if x.device.type != "cpu" or a.numel() <= CHUNK or torch.compiler.is_compiling():
+        return examples(x, a, grad).to(dtype)
+    size = math.ceil(len(x) / math.ceil(a.numel() / CHUNK))
+    return torch.cat([examples(*some) for some in zip(*(t.split(size) for t in (x, a, grad)), strict=True)]).to(dtype)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
