@@ -1,0 +1,415 @@
+"""The separable flip product: against the definition within its tolerance, and its plan's promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from flipgrad.errors import InputError
+from flipgrad.flips import _basis, naive, separable, vectorized
+from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
+
+
+@dataclass(frozen=True)
+class Cauchy(Noise):
+    """A noise that a user might add, with nothing but its cdf and density."""
+
+    def _cdf(self, t: Tensor) -> Tensor:
+        return torch.atan2(torch.ones_like(t), -t) / torch.pi
+
+    def _pdf(self, t: Tensor, order: int) -> Tensor:
+        assert order == 0
+        return 1 / (torch.pi * (1 + t * t))
+
+    def _log_cdf(self, t: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    _icdf = _mean_sign = _log_cdf
+
+    def _variance(self) -> float:
+        raise NotImplementedError
+
+
+SMOOTH = [Logistic(), Logistic(2.5), Normal(), Normal(0.7), Cauchy(0.5)]
+NOISES = [*SMOOTH, Laplace(0.8), Uniform(2.0)]
+TOLERANCES = [1e-1, 1e-2, 1e-3, 1e-4]
+
+every_noise = pytest.mark.parametrize("noise", NOISES, ids=repr)
+smooth_noise = pytest.mark.parametrize("noise", SMOOTH, ids=repr)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    return 2 * torch.rand(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64) - 1
+
+
+def heavy_tailed(*shape: int, seed: int = 0) -> Tensor:
+    """A few weights ten times as large as the rest."""
+    return normal(*shape, seed=seed) * torch.where(uniform(*shape, seed=seed + 1) > 0.98, 10.0, 1.0)
+
+
+def states(*shape: int, seed: int = 0) -> Tensor:
+    return normal(*shape, seed=seed).sign()
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.double() - expected.double()).norm() / expected.norm())
+
+
+@dataclass
+class Layer:
+    """A layer's arguments; ``shape`` is empty for a fully connected one."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    noise: Noise
+    shape: dict[str, object]
+    seed: int = 0
+
+    @property
+    def a(self) -> Tensor:
+        x, weight, bias = self.x.double(), self.weight.double(), self.bias.double()
+        a = functional.conv2d(x, weight, bias, **self.shape) if x.dim() == 4 else functional.linear(x, weight, bias)
+        return a.to(self.x.dtype)
+
+    @property
+    def grad(self) -> Tensor:
+        return normal(*self.a.shape, seed=self.seed + 1).to(self.x.dtype)
+
+    def size(self, plan: separable.Plan) -> float:
+        """The norm of the product with terms of their usual size and random signs.
+
+        Small layers' own norm can be anything, by cancellation and with units in the tails.
+        """
+        step = 2 * self.weight.double().flatten(1) / self.noise.scale
+        t = torch.linspace(0, 4 + 2 * plan.limit / self.noise.scale, 200, dtype=torch.float64)
+        E, O = _basis.terms(self.noise, t, step.flatten())  # noqa: E741
+        per_output = (E.square() + O.square()).mean(0).view_as(step).sum(1)
+        grad = self.grad.double().square().transpose(0, 1).flatten(1).sum(1)
+        return float((per_output * grad).sum().sqrt())
+
+    def expected(self) -> Tensor:
+        reference = naive.conv2d if self.x.dim() == 4 else naive.linear
+        return reference(self.x, self.weight, self.bias, self.grad, self.noise, **self.shape)
+
+    def assert_right(self, tolerance: float, layout) -> None:
+        x, a, grad, weight = (layout(t) for t in (self.x, self.a, self.grad, self.weight))
+        plan = separable.plan(weight, self.noise, tolerance)
+        product = separable.conv2d if x.dim() == 4 else separable.linear
+        if not plan.reachable:
+            assert plan.estimated_error > tolerance
+            with pytest.raises(InputError, match="at its largest rank"):
+                product(x, a, grad, weight, self.noise, tolerance, **self.shape)
+            return
+        actual = product(x, a, grad, weight, self.noise, tolerance, **self.shape)
+        assert actual.shape == x.shape
+        assert actual.dtype == x.dtype
+        expected = self.expected()
+        # A small layer is not an average over pre-activations: a single unit can be where the error is largest.
+        allowed = 5 * tolerance * self.size(plan) + 1e-15 * self.grad.double().abs().sum()
+        assert float((actual.double() - expected).norm()) <= float(allowed)
+
+
+def layer(shape, weight, noise, *, scale=1.0, bias=1.0, dtype=torch.float64, seed=0, **rest) -> Layer:
+    w = scale * normal(*weight, seed=seed + 2)
+    b = bias * normal(weight[0], seed=seed + 3).clamp(-2, 2)
+    return Layer(states(*shape, seed=seed).to(dtype), w.to(dtype), b.to(dtype), noise, rest, seed)
+
+
+common = {
+    "noise": st.sampled_from(NOISES),
+    "scale": st.sampled_from([1e-4, 1e-2, 0.1, 0.3, 1.0, 2.0]),
+    "bias": st.sampled_from([1.0, 50.0]),
+    "dtype": st.sampled_from([torch.float64, torch.float32]),
+    "seed": st.integers(0, 1000),
+}
+
+
+@st.composite
+def linear_layers(draw) -> Layer:
+    batch, inputs, outputs = draw(st.integers(0, 4)), draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    return layer((batch, inputs), (outputs, inputs), **{name: draw(value) for name, value in common.items()})
+
+
+@st.composite
+def conv_layers(draw) -> Layer:
+    def two(low, high):
+        return draw(st.integers(low, high)), draw(st.integers(low, high))
+
+    batch, groups = draw(st.integers(0, 3)), draw(st.integers(1, 3))
+    inputs, outputs = draw(st.sampled_from([1, 2, 3, 7])), draw(st.sampled_from([1, 2, 5]))
+    kernel, stride, padding, dilation, more = two(1, 4), two(1, 3), two(0, 2), two(1, 2), two(0, 3)
+    size = [max(1, d * (k - 1) + 1 - 2 * p) + m for d, k, p, m in zip(dilation, kernel, padding, more, strict=True)]
+    return layer(
+        (batch, groups * inputs, *size),
+        (groups * outputs, inputs, *kernel),
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        **{name: draw(value) for name, value in common.items()},
+    )
+
+
+def strided(t: Tensor) -> Tensor:
+    """The same numbers, each the second of two in memory, the dimensions in reverse order."""
+    apart = torch.stack([torch.full_like(t, torch.nan), t], -1)
+    apart = apart.permute(*reversed(range(t.dim())), t.dim()).contiguous()
+    return apart[..., 1].permute(*reversed(range(t.dim())))
+
+
+def channels_last(t: Tensor) -> Tensor:
+    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t.t().contiguous().t()
+
+
+layouts = st.sampled_from([torch.Tensor.contiguous, strided, channels_last])
+tolerances = st.sampled_from(TOLERANCES)
+
+
+@settings(max_examples=150)
+@given(linear_layers(), tolerances, layouts)
+def test_linear_is_naive_within_the_tolerance(layer, tolerance, layout):
+    layer.assert_right(tolerance, layout)
+
+
+@settings(max_examples=150)
+@given(conv_layers(), tolerances, layouts)
+def test_conv2d_is_naive_within_the_tolerance(layer, tolerance, layout):
+    layer.assert_right(tolerance, layout)
+
+
+def random_layer(noise: Noise, weights, size: float, spread: float, dtype) -> tuple[Tensor, ...]:
+    """Wide enough that the error is an average: states, pre-activations, gradients, weights."""
+    weight = (size * weights(300, 100, seed=1)).to(dtype)
+    x = states(20, 100, seed=2).to(dtype)
+    a = (x.double() @ weight.double().t() + spread * noise.scale * normal(20, 300, seed=3)).to(dtype)
+    return x, a, normal(20, 300, seed=4).to(dtype), weight
+
+
+@pytest.mark.parametrize("weights", [normal, uniform, heavy_tailed])
+@pytest.mark.parametrize("spread", [0.7, 3.0, 50.0])
+@every_noise
+def test_estimate_is_honest(noise, weights, spread):
+    for size in (1e-4, 1e-2, 0.05, 0.2, 0.6):
+        x, a, grad, weight = random_layer(noise, weights, size, spread, torch.float32)
+        expected = vectorized.linear(x.double(), a.double(), grad.double(), weight.double(), noise)
+        for tolerance in TOLERANCES:
+            plan = separable.plan(weight, noise, tolerance)
+            measured = error(separable.product(x, a, grad, weight, noise, plan), expected)
+            if not plan.reachable:
+                continue
+            assert plan.estimated_error <= tolerance
+            assert measured <= tolerance
+            # With a kink or jump the error is that of the few units next to it: no average.
+            if noise in SMOOTH:
+                assert measured <= plan.estimated_error + 1e-6
+            # Not a wild overestimate either, where it is no matter of rounding, or of narrow pre-activations.
+            if noise in SMOOTH and spread > 1 and plan.estimated_error > 1e-5:
+                assert plan.estimated_error <= 4 * measured
+
+
+@every_noise
+def test_ranks_fall_with_the_tolerance(noise):
+    for size in (1e-3, 0.03, 0.3):
+        weight = size * normal(2000)
+        plans = [separable.plan(weight, noise, tolerance) for tolerance in (0.3, 0.1, 1e-2, 1e-3, 1e-4, 1e-5)]
+        assert [p.rank_e + p.rank_o for p in plans] == sorted(p.rank_e + p.rank_o for p in plans)
+        assert [p.reachable for p in plans] == sorted((p.reachable for p in plans), reverse=True)
+        assert all(p.estimated_error <= p.tolerance for p in plans if p.reachable)
+        assert plans[0].reachable
+        assert max(p.rank_e for p in plans) <= separable.MAX_RANK
+
+
+@smooth_noise
+def test_ranks_grow_with_the_weights(noise):
+    ranks = [separable.plan(size * normal(2000), noise, 1e-3) for size in (1e-4, 5e-3, 0.1, 0.3, 2.0)]
+    assert [p.rank_e + p.rank_o for p in ranks] == sorted(p.rank_e + p.rank_o for p in ranks)
+    assert (ranks[0].rank_e, ranks[1].rank_e, ranks[-1].reachable) == (1, 1, False)
+
+
+def test_few_large_weights_count_for_little():
+    weight = 0.01 * normal(100_000)
+    outlier = weight.clone()
+    outlier[0] = 0.5
+    all_large = separable.plan(0.5 * uniform(100_000), Logistic())
+    plan = separable.plan(outlier, Logistic())
+    assert plan.limit >= 0.5
+    assert plan.rank_e + plan.rank_o < all_large.rank_e + all_large.rank_o
+
+
+@pytest.mark.parametrize(("largest", "ranks"), [(0.1, (2e-4, 4e-8)), (0.5, (4.8e-3, 2.2e-5)), (1.0, (1.8e-2, 3.2e-4))])
+def test_even_part_is_as_accurate_as_the_best_of_its_rank(largest, ranks):
+    # The largest error of the best fit of rank 1 and 2 on the whole range, relative to the largest value.
+    t, steps = torch.linspace(0, 8, 400, dtype=torch.float64), torch.linspace(0, largest, 100, dtype=torch.float64)[1:]
+    E = _basis.terms(Logistic(), t, steps)[0]
+    for rank, best in enumerate(ranks, 1):
+        top = int(torch.log2(torch.tensor(largest / 2 * 0.9999)).mul(_basis.PER_OCTAVE).floor())
+        basis = _basis.basis(Logistic(), top, 1, 0.0, rank)
+        features = torch.stack(_basis.features(t, torch.ones_like(t), basis.steps, (), Logistic())[0], 1)
+        centred = 2 * (steps / basis.reach) ** 2 - 1
+        functions = torch.stack([sum(c * centred**k for k, c in enumerate(row)) * steps for row in basis.even.coefficients])
+        assert float((features @ functions - E).abs().max() / E.max()) < 2.5 * best
+
+
+@every_noise
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_tiny_weights_give_straight_through(noise, dtype):
+    x, a, grad = states(4, 50).to(dtype), (normal(4, 70, seed=1) * noise.scale).to(dtype), normal(4, 70, seed=2).to(dtype)
+    for size in (1e-4, 1e-6, 1e-9):
+        weight = (size * noise.scale * uniform(70, 50, seed=3)).to(dtype)
+        plan = separable.plan(weight, noise, 1e-2)
+        actual = separable.product(x, a, grad, weight, noise, plan)
+        expected = (2 * noise.pdf(a.double()) * grad) @ weight.double()
+        assert (plan.rank_e, plan.rank_o) == (1, 0)
+        assert error(actual, expected) < 1e-3
+        # A single tiny weight among larger ones has its relative precision too.
+        weight[:, 0] *= 1e-5
+        alone = separable.product(x, a, grad, weight, noise, plan)[:, 0]
+        assert error(alone, expected[:, 0] * 1e-5) < 1e-3
+
+
+@smooth_noise
+def test_single_precision_has_its_digits_for_small_weights(noise):
+    for size in (1e-4, 1e-3, 1e-2):
+        x, a, grad, weight = random_layer(noise, uniform, size, 2.0, torch.float64)
+        single = [t.float() for t in (x, a, grad, weight)]
+        exact = vectorized.linear(*(t.double() for t in single), noise)
+        assert error(separable.linear(*single, noise, 1e-4), exact) < 1e-4
+
+
+@every_noise
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_computed_in_single(noise, dtype):
+    half = [t.to(dtype) for t in random_layer(noise, uniform, 0.02, 2.0, torch.float64)]
+    actual = separable.linear(*half, noise, 2e-2)
+    assert actual.dtype == dtype
+    assert torch.equal(actual, separable.linear(*(t.float() for t in half), noise, 2e-2).to(dtype))
+
+
+@every_noise
+def test_far_pre_activations_have_their_signs_and_no_more(noise):
+    for dtype in (torch.float32, torch.float64):
+        a = torch.tensor([[100.0, -100.0, 1e4, -1e4]], dtype=dtype)
+        u = separable.linear(
+            torch.ones(1, 3, dtype=dtype), a, torch.ones_like(a), torch.full((4, 3), 0.1, dtype=dtype), noise, 0.2
+        )
+        assert bool(u.isfinite().all())
+        assert float(u.abs().max()) < (1e-4 if isinstance(noise, Cauchy) else 1e-15)
+
+
+@pytest.mark.parametrize("noise", [Logistic(), Laplace()], ids=repr)
+@pytest.mark.parametrize("side", [-1, 1])
+def test_tails_keep_their_digits(noise, side):
+    # Far out the term is proportional to the density, on both sides.
+    a = side * torch.linspace(20, 40, 30, dtype=torch.float64)[None]
+    x, grad, weight = states(1, 40), torch.ones_like(a), 0.02 * uniform(30, 40)
+    expected = vectorized.linear(x, a, grad, weight, noise)
+    for dtype in (torch.float32, torch.float64):
+        actual = separable.linear(*(t.to(dtype) for t in (x, a, grad, weight)), noise, 1e-3)
+        assert error(actual, expected) < 1e-3
+
+
+@every_noise
+@pytest.mark.parametrize("size", [1e-3, 0.05], ids=["without O", "with O"])
+def test_zeros_are_not_flipped(noise, size):
+    inner = layer((2, 3, 4, 5), (4, 3, 3, 2), noise, scale=size)
+    padded = functional.pad(inner.x, (1, 1, 2, 2))
+    plan = separable.plan(inner.weight, noise, 1e-1)
+    shape = {"stride": (2, 1), "padding": (2, 1)}
+    a = functional.conv2d(inner.x, inner.weight, None, **shape)
+    inside = separable.product(inner.x, a, a, inner.weight, noise, plan, **shape)
+    u = separable.product(padded, a, a, inner.weight, noise, plan, stride=(2, 1))
+    assert not u[padded == 0].any()
+    torch.testing.assert_close(u[:, :, 2:-2, 1:-1], inside)
+    row = torch.tensor([[1.0, 0.0, -1.0]], dtype=torch.float64)
+    flat = separable.product(row, a.flatten(1)[:1, :4], a.flatten(1)[1:, :4], inner.weight[:, :, 0, 0], noise, plan)
+    assert flat[0, 1] == 0
+    assert bool((flat[0, ::2] != 0).all())
+
+
+def test_convolution_is_its_fully_connected_layer():
+    shape = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2), "groups": 2}
+    for tolerance in (1e-2, 1e-4):
+        conv = layer((3, 4, 5, 4), (6, 2, 3, 2), Logistic(), scale=0.2, **shape)
+        plan = separable.plan(conv.weight, conv.noise, tolerance)
+        assert plan.rank_e > 1
+        units = torch.eye(conv.x[0].numel(), dtype=torch.float64).view(-1, *conv.x.shape[1:])
+        dense = functional.conv2d(units, conv.weight, **shape).flatten(1).t()
+        expected = separable.product(*(t.flatten(1) for t in (conv.x, conv.a, conv.grad)), dense, conv.noise, plan)
+        actual = separable.product(conv.x, conv.a, conv.grad, conv.weight, conv.noise, plan, **shape)
+        torch.testing.assert_close(actual.flatten(1), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 200, 500])
+def test_chunks_give_the_same(chunk, monkeypatch):
+    shape = {"stride": (2, 1), "padding": (1, 2), "groups": 2}
+    conv = layer((5, 4, 5, 4), (6, 2, 3, 2), Logistic(), scale=0.1, **shape)
+    for memory in (torch.contiguous_format, torch.channels_last):
+        x, a, grad = (t.contiguous(memory_format=memory) for t in (conv.x, conv.a, conv.grad))
+        whole = separable.conv2d(x, a, grad, conv.weight, conv.noise, 1e-3, **shape)
+        with monkeypatch.context() as patch:
+            patch.setattr(separable, "CHUNK", chunk)
+            parts = separable.conv2d(x, a, grad, conv.weight, conv.noise, 1e-3, **shape)
+        torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-14)
+        assert parts.stride() == whole.stride()
+
+
+def test_nothing_is_fitted_twice(monkeypatch):
+    fits = []
+    fit = _basis._fit
+    monkeypatch.setattr(_basis, "_fit", lambda *key: fits.append(key) or fit(*key))
+    noise = Logistic(1.2345)
+    weight = 0.05 * uniform(1000)
+    first = separable.plan(weight, noise)
+    assert len(fits) == len(set(fits)) > 0
+    before = len(fits)
+    # A training step changes the weights, not their range's bin.
+    second = separable.plan(weight * 0.999, Logistic(1.2345))
+    assert len(fits) == before
+    assert (first.steps, first.even, first.odd) == (second.steps, second.even, second.odd)
+    separable.plan(weight * 4, noise)
+    assert len(fits) > before
+
+
+def test_plan_of_odd_weights():
+    for weight in (torch.zeros(3, 4), torch.zeros(0, 4), torch.full((2, 2), 1e-30)):
+        plan = separable.plan(weight, Normal())
+        assert plan.reachable
+        assert plan.estimated_error < 1e-3
+        u = separable.product(torch.ones(2, 4), torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(3, 4), Normal(), plan)
+        assert not u.any()
+    for bad in (torch.inf, torch.nan, 1e6):
+        assert not separable.plan(torch.tensor([[0.01, bad]]), Logistic(), 0.5).reachable
+
+
+def test_scale_of_the_noise_is_the_unit_of_all():
+    x, a, grad, weight = random_layer(Normal(), uniform, 0.05, 1.0, torch.float64)
+    one = separable.linear(x, a, grad, weight, Normal(), 1e-3)
+    torch.testing.assert_close(separable.linear(x, 3 * a, grad, 3 * weight, Normal(3.0), 1e-3), one, rtol=1e-6, atol=1e-9)
+
+
+def test_tolerance_is_checked():
+    for tolerance in (0.0, -1e-3, 1.0, float("nan")):
+        with pytest.raises(InputError, match="a relative error between 0 and 1"):
+            separable.plan(torch.ones(2, 2), Logistic(), tolerance)
+
+
+@pytest.mark.parametrize("noise", [Logistic(), Normal(2.0), Laplace(3.0)], ids=repr)
+def test_product_is_one_graph(noise):
+    conv = layer((2, 4, 5, 4), (6, 2, 3, 2), noise, scale=0.1, dtype=torch.float32, groups=2, padding=(1, 1))
+    plan = separable.plan(conv.weight, noise, 1e-1)
+    plan = replace(plan, tolerance=0.1)
+    compiled = torch.compile(separable.product, fullgraph=True, backend="eager")
+    arguments = conv.x, conv.a, conv.grad, conv.weight, noise, plan
+    shape = {"padding": (1, 1), "groups": 2}
+    assert torch.equal(compiled(*arguments, **shape), separable.product(*arguments, **shape))
