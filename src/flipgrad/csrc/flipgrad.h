@@ -14,6 +14,8 @@ struct FlipProblem {
   int64_t height, width, out_height, out_width;
   int64_t kernel[2], stride[2], padding[2], dilation[2];
   int64_t x_strides[4], a_strides[4], grad_strides[4], weight_strides[4], u_strides[4];
+  // The largest absolute value among the weights.
+  double largest_weight;
   double scale;
   int64_t threads;
   // Not 0: only the instructions that every processor of this architecture has.

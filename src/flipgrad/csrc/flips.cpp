@@ -30,39 +30,27 @@ int64_t round_up(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
 
 namespace portable {
 #define FLIPGRAD_TARGET
+#define FLIPGRAD_BYTES 16
 #include "lanes.inc"
 #include "flip_kernels.inc"
 #include "flip_driver.inc"
 #undef FLIPGRAD_INLINE
+#undef FLIPGRAD_BYTES
 #undef FLIPGRAD_TARGET
 }  // namespace portable
 
 #ifdef FLIPGRAD_X86
 namespace avx2 {
 #define FLIPGRAD_TARGET FLIPGRAD_AVX2
+#define FLIPGRAD_BYTES 32
 #include "lanes.inc"
 #include "flip_kernels.inc"
 #include "flip_driver.inc"
 #undef FLIPGRAD_INLINE
+#undef FLIPGRAD_BYTES
 #undef FLIPGRAD_TARGET
 }  // namespace avx2
 #endif
-
-template <class T>
-double largest_weight(const FlipProblem& p, const T* weight) {
-  double largest = 0;
-  for (int64_t j = 0; j < p.groups * p.out_channels; ++j) {
-    for (int64_t i = 0; i < p.in_channels; ++i) {
-      for (int64_t ky = 0; ky < p.kernel[0]; ++ky) {
-        for (int64_t kx = 0; kx < p.kernel[1]; ++kx) {
-          const int64_t* s = p.weight_strides;
-          largest = std::max(largest, std::fabs(static_cast<double>(weight[j * s[0] + i * s[1] + ky * s[2] + kx * s[3]])));
-        }
-      }
-    }
-  }
-  return largest / p.scale;
-}
 
 double terms(const FlipProblem& p) {
   const double places = static_cast<double>(p.batch) * p.out_height * p.out_width;
@@ -72,7 +60,7 @@ double terms(const FlipProblem& p) {
 template <class T>
 int flip(FlipProblem p, const T* x, const T* a, const T* grad, const T* weight, T* u) {
   try {
-    const double largest = largest_weight(p, weight);
+    const double largest = p.largest_weight / p.scale;
     if (largest > kLargest<T>) return 2;
     const bool moderate = largest <= kModerate;
     if (terms(p) < kTermsWorthThreads) p.threads = 1;

@@ -12,18 +12,22 @@ namespace {
 
 namespace portable {
 #define FLIPGRAD_TARGET
+#define FLIPGRAD_BYTES 16
 #include "lanes.inc"
 #include "sample_kernels.inc"
 #undef FLIPGRAD_INLINE
+#undef FLIPGRAD_BYTES
 #undef FLIPGRAD_TARGET
 }  // namespace portable
 
 #ifdef FLIPGRAD_X86
 namespace avx2 {
 #define FLIPGRAD_TARGET FLIPGRAD_AVX2
+#define FLIPGRAD_BYTES 32
 #include "lanes.inc"
 #include "sample_kernels.inc"
 #undef FLIPGRAD_INLINE
+#undef FLIPGRAD_BYTES
 #undef FLIPGRAD_TARGET
 }  // namespace avx2
 #endif
@@ -91,8 +95,8 @@ int flipgrad_sample_probability_f64(const SampleProblem* problem, const double* 
 }
 
 void flipgrad_philox(const uint32_t* counter, const uint32_t* key, uint32_t* out) {
-  uint32_t lanes[4][8];
-  for (int word = 0; word < 4; ++word) std::fill(lanes[word], lanes[word] + 8, counter[word]);
+  flipgrad::portable::UintLanes lanes[4] = {};
+  for (int word = 0; word < 4; ++word) lanes[word][0] = counter[word];
   flipgrad::portable::philox(lanes, key[0], key[1]);
   for (int word = 0; word < 4; ++word) out[word] = lanes[word][0];
 }

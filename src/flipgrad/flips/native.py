@@ -15,6 +15,7 @@ False and :func:`reason` says why.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +45,7 @@ class _FlipProblem(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("height", "width", "out_height", "out_width")),
         *((name, ctypes.c_int64 * 2) for name in ("kernel", "stride", "padding", "dilation")),
         *((f"{name}_strides", ctypes.c_int64 * 4) for name in ("x", "a", "grad", "weight", "u")),
+        ("largest_weight", ctypes.c_double),
         ("scale", ctypes.c_double),
         ("threads", ctypes.c_int64),
         ("portable", ctypes.c_int64),
@@ -228,6 +230,7 @@ def _flip_conv2d(
         width=x.shape[3],
         out_height=a.shape[2],
         out_width=a.shape[3],
+        largest_weight=torch.linalg.vector_norm(tensors[3], math.inf).item() if weight.numel() else 0.0,
         scale=scale,
         threads=torch.get_num_threads(),
         portable=PORTABLE,
