@@ -37,7 +37,7 @@ format: $(VENV)/ready
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-$(VENV)/ready: pyproject.toml constraints.txt
+$(VENV)/ready: pyproject.toml constraints.txt setup.py $(wildcard src/flipgrad/csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $@

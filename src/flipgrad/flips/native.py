@@ -194,6 +194,13 @@ def _check_tensors(**tensors: Tensor) -> None:
             raise InputError(f"{name} has dtype {t.dtype}, but {next(iter(tensors))} has {first.dtype}: give them one dtype")
 
 
+def _check_shapes(expected: tuple[int, ...], **tensors: Tensor) -> None:
+    # A wrong shape would read other memory than the tensor's.
+    for name, t in tensors.items():
+        if tuple(t.shape) != expected:
+            raise InputError(f"{name} has shape {tuple(t.shape)}, but the layer's weight and states make it {expected}")
+
+
 def _check_not_negative(**numbers: int) -> None:
     for name, value in numbers.items():
         if not 0 <= value < 2**63:
@@ -215,8 +222,37 @@ def _flip_conv2d(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
+    places = (
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    )
+    _check_shapes((x.shape[0], weight.shape[0], *places), a=a, grad=grad)
+    _check_shapes((x.shape[0], groups * weight.shape[1], *x.shape[2:]), x=x)
+    return _product(x, a, grad, weight, scale, stride, padding, dilation, groups)
+
+
+def _flip_linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scale: float) -> Tensor:
+    _check_shapes((x.shape[0], weight.shape[0]), a=a, grad=grad)
+    _check_shapes((x.shape[0], weight.shape[1]), x=x)
+    # A fully connected layer is a convolution of one place.
+    x4, a4, grad4, weight4 = (t[:, :, None, None] for t in (x, a, grad, weight))
+    return _product(x4, a4, grad4, weight4, scale, (1, 1), (0, 0), (1, 1), 1).reshape(x.shape).contiguous()
+
+
+def _product(
+    x: Tensor,
+    a: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    scale: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The flip product of a convolution whose shapes are right."""
     dtype = _computed_in(x.dtype)
-    u = _result(x, dtype)
+    u = torch.empty(x.shape, dtype=dtype, memory_format=_format(x))
     if u.numel() == 0:
         return u.to(x.dtype)
     tensors = [t.detach().to(dtype) for t in (x, a, grad, weight)]
@@ -242,22 +278,10 @@ def _flip_conv2d(
     )
     status = _function("flip", dtype)(ctypes.byref(problem), *(t.data_ptr() for t in [*tensors, u]))
     if status == _WEIGHTS_TOO_LARGE:
-        two = [(int(pair[0]), int(pair[1])) for pair in (stride, padding, dilation)]
-        return vectorized.conv2d(x, a, grad, weight, Logistic(scale), *two, groups)
+        strides, pads, dilations = ((pair[0], pair[1]) for pair in (stride, padding, dilation))
+        return vectorized.conv2d(x, a, grad, weight, Logistic(scale), strides, pads, dilations, groups)
     _check_memory(status)
     return u.to(x.dtype)
-
-
-def _flip_linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scale: float) -> Tensor:
-    # A fully connected layer is a convolution of one place.
-    images = [t[:, :, None, None] for t in (x, a, grad, weight)]
-    one, zero = (1, 1), (0, 0)
-    return _flip_conv2d(*images, scale, one, zero, one, 1).reshape(x.shape).contiguous()
-
-
-def _result(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory for the result, in the memory format of ``x``."""
-    return torch.empty(x.shape, dtype=dtype, memory_format=_format(x))
 
 
 def _format(x: Tensor) -> torch.memory_format:
