@@ -1,7 +1,7 @@
 // Sampling of states: entry points, and the split over threads.
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
+#include <new>
 
 #include "flipgrad.h"
 #include "pool.h"
@@ -54,8 +54,12 @@ void draw_some(void* context, int64_t task, int64_t) {
 template <class T>
 int sample(const SampleProblem& p, const T* given, T* out, decltype(Draw<T>::range) portable, decltype(Draw<T>::range) fast) {
   Draw<T> draw{p, given, out, (p.count + 31) / 32, p.portable || !has_avx2() ? portable : fast};
-  run((draw.blocks + kBlocksPerTask - 1) / kBlocksPerTask, p.threads, draw_some<T>, &draw);
-  return 0;
+  try {
+    run((draw.blocks + kBlocksPerTask - 1) / kBlocksPerTask, p.threads, draw_some<T>, &draw);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
 }
 
 #ifdef FLIPGRAD_X86

@@ -15,7 +15,6 @@ False and :func:`reason` says why.
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -266,7 +265,7 @@ def _product(
         width=x.shape[3],
         out_height=a.shape[2],
         out_width=a.shape[3],
-        largest_weight=torch.linalg.vector_norm(tensors[3], math.inf).item() if weight.numel() else 0.0,
+        largest_weight=_largest(tensors[3]),
         scale=scale,
         threads=torch.get_num_threads(),
         portable=PORTABLE,
@@ -282,6 +281,14 @@ def _product(
         return vectorized.conv2d(x, a, grad, weight, Logistic(scale), strides, pads, dilations, groups)
     _check_memory(status)
     return u.to(x.dtype)
+
+
+def _largest(t: Tensor) -> float:
+    """The largest absolute value."""
+    if t.numel() == 0:
+        return 0.0
+    low, high = torch.aminmax(t)
+    return max(-low.item(), high.item())
 
 
 def _format(x: Tensor) -> torch.memory_format:
