@@ -1,13 +1,14 @@
 # make demo    train a stochastic binary network on handwritten digits
 # make test    lint, type-check and test
-# Both set up everything they need in .venv first.
+# make sanitize    run the compiled kernels under the address and undefined-behaviour sanitizers
+# The first two set up everything they need in .venv first.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 -q
 
-.PHONY: help demo test test-all lint format clean
+.PHONY: help demo test test-all sanitize lint format clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -21,6 +22,12 @@ test: lint
 test-all: lint
 	$(PYTEST)
 
+sanitize:
+	mkdir -p build
+	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Werror -Wno-psabi -fno-math-errno -fsanitize=address,undefined -fno-sanitize-recover=all \
+		-Isrc/flipgrad/csrc src/flipgrad/csrc/*.cpp tests/flips/native_main.cpp -pthread -o build/sanitized
+	ASAN_OPTIONS=detect_leaks=1 build/sanitized
+
 lint: $(VENV)/ready
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -30,7 +37,7 @@ format: $(VENV)/ready
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-$(VENV)/ready: pyproject.toml constraints.txt
+$(VENV)/ready: pyproject.toml constraints.txt setup.py $(wildcard src/flipgrad/csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $@

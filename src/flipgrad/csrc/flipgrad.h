@@ -1,0 +1,50 @@
+// The C interface of flipgrad's kernels. Python fills the structures through ctypes (flips/native.py): keep both alike.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+// A convolution and where its tensors lie. All strides count elements; tensors are [batch or out, channel, row, column].
+// A fully connected layer is a convolution of one place.
+struct FlipProblem {
+  int64_t batch, groups;
+  // Channels of one group.
+  int64_t in_channels, out_channels;
+  int64_t height, width, out_height, out_width;
+  int64_t kernel[2], stride[2], padding[2], dilation[2];
+  int64_t x_strides[4], a_strides[4], grad_strides[4], weight_strides[4], u_strides[4];
+  // The largest absolute value among the weights.
+  double largest_weight;
+  double scale;
+  int64_t threads;
+  // Not 0: only the instructions that every processor of this architecture has.
+  int64_t portable;
+};
+
+// Counter-based sampling of `count` states: element i of the draw (seed, offset) is the same however it is computed.
+struct SampleProblem {
+  int64_t count;
+  uint64_t seed, offset;
+  double scale;
+  int64_t threads;
+  int64_t portable;
+};
+
+// All return 0, or 1 when memory ran out; the flip products also 2 when weights are too large for the kernels.
+int flipgrad_flip_f32(const FlipProblem* problem, const float* x, const float* a, const float* grad, const float* weight, float* u);
+int flipgrad_flip_f64(const FlipProblem* problem, const double* x, const double* a, const double* grad, const double* weight, double* u);
+
+// States +1 where a uniform number is below F(a / scale), F the sigmoid, else -1.
+int flipgrad_sample_logistic_f32(const SampleProblem* problem, const float* a, float* states);
+int flipgrad_sample_logistic_f64(const SampleProblem* problem, const double* a, double* states);
+// The same for given probabilities.
+int flipgrad_sample_probability_f32(const SampleProblem* problem, const float* p, float* states);
+int flipgrad_sample_probability_f64(const SampleProblem* problem, const double* p, double* states);
+
+// One block of Philox-4x32-10, for its known answers.
+void flipgrad_philox(const uint32_t* counter, const uint32_t* key, uint32_t* out);
+
+// 1 if the kernels for AVX2 and FMA run here.
+int flipgrad_has_avx2(void);
+}

@@ -1,0 +1,92 @@
+// The flip product of a convolution with logistic noise: entry points, and the choice of kernel.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <new>
+#include <type_traits>
+
+#include "buffer.h"
+#include "flipgrad.h"
+#include "pool.h"
+#include "targets.h"
+
+namespace flipgrad {
+namespace {
+
+// Up to this |w| / scale, 1 - m tanh(w) is rounded by at most 2e-6 of itself in float32.
+constexpr double kModerate = 2.0;
+
+// Above this |w| / scale, a flip can outweigh a pre-activation whose tail F(-|a|) is below the smallest number.
+template <class T>
+constexpr double kLargest = sizeof(T) == sizeof(float) ? 60.0 : 300.0;
+
+// Fewer terms than this are computed sooner than another thread wakes up.
+constexpr double kTermsWorthThreads = 1 << 17;
+
+int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+int64_t round_up(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
+
+namespace portable {
+#define FLIPGRAD_TARGET
+#define FLIPGRAD_BYTES 16
+#include "lanes.inc"
+#include "flip_kernels.inc"
+#include "flip_driver.inc"
+#undef FLIPGRAD_INLINE
+#undef FLIPGRAD_BYTES
+#undef FLIPGRAD_TARGET
+}  // namespace portable
+
+#ifdef FLIPGRAD_X86
+namespace avx2 {
+#define FLIPGRAD_TARGET FLIPGRAD_AVX2
+#define FLIPGRAD_BYTES 32
+#include "lanes.inc"
+#include "flip_kernels.inc"
+#include "flip_driver.inc"
+#undef FLIPGRAD_INLINE
+#undef FLIPGRAD_BYTES
+#undef FLIPGRAD_TARGET
+}  // namespace avx2
+#endif
+
+double terms(const FlipProblem& p) {
+  const double places = static_cast<double>(p.batch) * p.out_height * p.out_width;
+  return places * p.groups * p.out_channels * p.in_channels * p.kernel[0] * p.kernel[1];
+}
+
+template <class T>
+int flip(FlipProblem p, const T* x, const T* a, const T* grad, const T* weight, T* u) {
+  try {
+    const double largest = p.largest_weight / p.scale;
+    if (largest > kLargest<T>) return 2;
+    const bool moderate = largest <= kModerate;
+    if (terms(p) < kTermsWorthThreads) p.threads = 1;
+#ifdef FLIPGRAD_X86
+    if (!p.portable && has_avx2()) {
+      avx2::flip(p, x, a, grad, weight, u, moderate);
+      return 0;
+    }
+#endif
+    portable::flip(p, x, a, grad, weight, u, moderate);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+}  // namespace
+}  // namespace flipgrad
+
+int flipgrad_flip_f32(const FlipProblem* problem, const float* x, const float* a, const float* grad, const float* weight, float* u) {
+  return flipgrad::flip(*problem, x, a, grad, weight, u);
+}
+
+int flipgrad_flip_f64(const FlipProblem* problem, const double* x, const double* a, const double* grad, const double* weight,
+                      double* u) {
+  return flipgrad::flip(*problem, x, a, grad, weight, u);
+}
+
+int flipgrad_has_avx2(void) { return flipgrad::has_avx2(); }

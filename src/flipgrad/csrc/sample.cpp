@@ -1,0 +1,106 @@
+// Sampling of states: entry points, and the split over threads.
+#include <algorithm>
+#include <cstdint>
+#include <new>
+
+#include "flipgrad.h"
+#include "pool.h"
+#include "targets.h"
+
+namespace flipgrad {
+namespace {
+
+namespace portable {
+#define FLIPGRAD_TARGET
+#define FLIPGRAD_BYTES 16
+#include "lanes.inc"
+#include "sample_kernels.inc"
+#undef FLIPGRAD_INLINE
+#undef FLIPGRAD_BYTES
+#undef FLIPGRAD_TARGET
+}  // namespace portable
+
+#ifdef FLIPGRAD_X86
+namespace avx2 {
+#define FLIPGRAD_TARGET FLIPGRAD_AVX2
+#define FLIPGRAD_BYTES 32
+#include "lanes.inc"
+#include "sample_kernels.inc"
+#undef FLIPGRAD_INLINE
+#undef FLIPGRAD_BYTES
+#undef FLIPGRAD_TARGET
+}  // namespace avx2
+#endif
+
+// Blocks of 32 elements in one task: about 20 microseconds of work.
+constexpr int64_t kBlocksPerTask = 512;
+
+template <class T>
+struct Draw {
+  const SampleProblem& problem;
+  const T* given;
+  T* out;
+  int64_t blocks;
+  void (*range)(const SampleProblem&, int64_t, int64_t, const T*, T*);
+};
+
+template <class T>
+void draw_some(void* context, int64_t task, int64_t) {
+  const Draw<T>& draw = *static_cast<Draw<T>*>(context);
+  const int64_t first = task * kBlocksPerTask;
+  draw.range(draw.problem, first, std::min(first + kBlocksPerTask, draw.blocks), draw.given, draw.out);
+}
+
+template <class T>
+int sample(const SampleProblem& p, const T* given, T* out, decltype(Draw<T>::range) portable, decltype(Draw<T>::range) fast) {
+  Draw<T> draw{p, given, out, (p.count + 31) / 32, p.portable || !has_avx2() ? portable : fast};
+  try {
+    run((draw.blocks + kBlocksPerTask - 1) / kBlocksPerTask, p.threads, draw_some<T>, &draw);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+#ifdef FLIPGRAD_X86
+namespace fastest = avx2;
+#else
+namespace fastest = portable;
+#endif
+
+template <class T>
+int sample_logistic(const SampleProblem& p, const T* a, T* out) {
+  return sample<T>(p, a, out, portable::draw_range<portable::FromLogistic, T>, fastest::draw_range<fastest::FromLogistic, T>);
+}
+
+template <class T>
+int sample_probability(const SampleProblem& p, const T* given, T* out) {
+  return sample<T>(p, given, out, portable::draw_range<portable::FromProbability, T>,
+                   fastest::draw_range<fastest::FromProbability, T>);
+}
+
+}  // namespace
+}  // namespace flipgrad
+
+int flipgrad_sample_logistic_f32(const SampleProblem* problem, const float* a, float* states) {
+  return flipgrad::sample_logistic(*problem, a, states);
+}
+
+int flipgrad_sample_logistic_f64(const SampleProblem* problem, const double* a, double* states) {
+  return flipgrad::sample_logistic(*problem, a, states);
+}
+
+int flipgrad_sample_probability_f32(const SampleProblem* problem, const float* p, float* states) {
+  return flipgrad::sample_probability(*problem, p, states);
+}
+
+int flipgrad_sample_probability_f64(const SampleProblem* problem, const double* p, double* states) {
+  return flipgrad::sample_probability(*problem, p, states);
+}
+
+void flipgrad_philox(const uint32_t* counter, const uint32_t* key, uint32_t* out) {
+  flipgrad::portable::UintLanes lanes[4] = {};
+  for (int word = 0; word < 4; ++word) lanes[word][0] = counter[word];
+  flipgrad::portable::philox(lanes, key[0], key[1]);
+  for (int word = 0; word < 4; ++word) out[word] = lanes[word][0];
+}

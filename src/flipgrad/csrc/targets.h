@@ -1,0 +1,36 @@
+// The instruction sets that kernels are compiled for, and which of them runs here.
+#pragma once
+
+#if defined(__x86_64__) || defined(__i386__)
+#define FLIPGRAD_X86 1
+#include <immintrin.h>
+#define FLIPGRAD_AVX2 __attribute__((target("avx2,fma")))
+#endif
+
+namespace flipgrad {
+
+inline bool has_avx2() {
+#ifdef FLIPGRAD_X86
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+  return false;
+#endif
+}
+
+// While it lives, numbers below the smallest normal one are 0 on this thread: they contribute nothing, but processors take
+// a hundred times as long for them.
+class FlushToZero {
+ public:
+#ifdef FLIPGRAD_X86
+  FlushToZero() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | kFlushResults | kFlushArguments); }
+  ~FlushToZero() { _mm_setcsr(saved_); }
+  FlushToZero(const FlushToZero&) = delete;
+  FlushToZero& operator=(const FlushToZero&) = delete;
+
+ private:
+  static constexpr unsigned kFlushResults = 0x8000, kFlushArguments = 0x0040;
+  const unsigned saved_;
+#endif
+};
+
+}  // namespace flipgrad

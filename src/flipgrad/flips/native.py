@@ -1,0 +1,356 @@
+r"""The flip product of logistic noise, and sampling, in compiled code: exact, on the processor, on any number of threads.
+
+With :math:`T = \tanh w`, :math:`m = \tanh(a/2)` and :math:`C = g (1 - m^2) / 2` the flip product of the sigmoid is
+
+.. math:: u_i = \sum_j \frac{C_j T_{ji}}{1 - x_i m_j T_{ji}}
+
+where nothing overflows and only the denominator can cancel; ``csrc/flip_kernels.inc`` has the details. Float32 results have a
+relative error (in the norm) below 1e-5, float64 ones below 1e-12, and neither depends on the number of threads, which is
+``torch.get_num_threads()``. Half precision is computed in float32.
+
+The library is compiled when the package is installed. Without a compiler the package works without it: :func:`available` is
+False and :func:`reason` says why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flipgrad.errors import InputError
+from flipgrad.flips import vectorized
+from flipgrad.noise import Logistic, Noise
+
+LIBRARY = Path(__file__).parent.parent / "_native.so"
+
+# Only the instructions that every processor of this architecture has: to test them, and to compare.
+PORTABLE = os.environ.get("FLIPGRAD_PORTABLE", "") not in ("", "0")
+
+_OUT_OF_MEMORY, _WEIGHTS_TOO_LARGE = 1, 2
+_SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class _FlipProblem(ctypes.Structure):
+    """``FlipProblem`` of csrc/flipgrad.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "groups", "in_channels", "out_channels")),
+        *((name, ctypes.c_int64) for name in ("height", "width", "out_height", "out_width")),
+        *((name, ctypes.c_int64 * 2) for name in ("kernel", "stride", "padding", "dilation")),
+        *((f"{name}_strides", ctypes.c_int64 * 4) for name in ("x", "a", "grad", "weight", "u")),
+        ("largest_weight", ctypes.c_double),
+        ("scale", ctypes.c_double),
+        ("threads", ctypes.c_int64),
+        ("portable", ctypes.c_int64),
+    )
+
+
+class _SampleProblem(ctypes.Structure):
+    """``SampleProblem`` of csrc/flipgrad.h."""
+
+    _fields_ = (
+        ("count", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("scale", ctypes.c_double),
+        ("threads", ctypes.c_int64),
+        ("portable", ctypes.c_int64),
+    )
+
+
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """The library, or why there is none."""
+    if not LIBRARY.exists():
+        return None, f"{LIBRARY} does not exist: install the package where there is a C++ compiler (pip install .)"
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+        for suffix in _SUFFIX.values():
+            getattr(library, f"flipgrad_flip_{suffix}").argtypes = [ctypes.POINTER(_FlipProblem), *[ctypes.c_void_p] * 5]
+            for of in ("logistic", "probability"):
+                function = getattr(library, f"flipgrad_sample_{of}_{suffix}")
+                function.argtypes = [ctypes.POINTER(_SampleProblem), *[ctypes.c_void_p] * 2]
+    except (OSError, AttributeError) as error:
+        return None, f"{LIBRARY} cannot be loaded ({error}): install the package anew (pip install .)"
+    return library, ""
+
+
+_library, _reason = _load()
+
+
+def available() -> bool:
+    """Whether the compiled library is there."""
+    return _library is not None
+
+
+def reason() -> str:
+    """Why the library is not :func:`available`, or an empty string."""
+    return _reason
+
+
+def linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    """The flip product of a fully connected layer with logistic noise.
+
+    Args:
+        x: states [B, in], each -1 or +1; a zero is no unit and gets no gradient.
+        a: pre-activations [B, out] of ``x``.
+        grad: the gradient [B, out] in the layer's output states.
+        weight: [out, in].
+        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
+
+    Returns:
+        The discrete gradient [B, in] in the states ``x``.
+    """
+    _check(noise, x=x, a=a, grad=grad, weight=weight)
+    u: Tensor = torch.ops.flipgrad.flip_linear_native(x, a, grad, weight, noise.scale)
+    return u
+
+
+def conv2d(
+    x: Tensor,
+    a: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    noise: Noise,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """The flip product of a convolution with zero padding and logistic noise.
+
+    Args:
+        x: states [B, C, H, W], each -1 or +1; a zero is no unit and gets no gradient.
+        a: pre-activations [B, out, H', W'] of ``x``.
+        grad: the gradient [B, out, H', W'] in the layer's output states.
+        weight: [out, C / groups, kh, kw].
+        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
+        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
+
+    Returns:
+        The discrete gradient [B, C, H, W] in the states ``x``, in the memory format of ``x``.
+    """
+    _check(noise, x=x, a=a, grad=grad, weight=weight)
+    u: Tensor = torch.ops.flipgrad.flip_conv2d_native(x, a, grad, weight, noise.scale, stride, padding, dilation, groups)
+    return u
+
+
+def sample_states(a: Tensor, noise: Noise, seed: int, offset: int = 0) -> Tensor:
+    """States +1 with probability F(a), else -1, from counter-based random numbers.
+
+    A state depends on the seed, the offset, its index and its pre-activation alone. Take another offset for every draw of one
+    seed. A uniform number of 32 bits is compared with the probability, so that probabilities are rounded to 2**-32; the
+    smaller one of F(a) and F(-a) has, besides, a relative error of about 2e-7 (logistic noise computes it in float32).
+
+    Args:
+        a: pre-activations of any shape.
+        noise: any noise; logistic noise is computed in the same pass.
+        seed: from 0 to 2**63 - 1.
+        offset: from 0 to 2**63 - 1.
+
+    Returns:
+        The states, contiguous, with the shape and dtype of ``a``.
+    """
+    _check_tensors(a=a)
+    _check_not_negative(seed=seed, offset=offset)
+    if isinstance(noise, Logistic):
+        states: Tensor = torch.ops.flipgrad.sample_states_native(a, noise.scale, seed, offset)
+    else:
+        states = torch.ops.flipgrad.sample_states_from_probability_native(noise.cdf(a), seed, offset)
+    return states
+
+
+def sample_states_from_probability(probability: Tensor, seed: int, offset: int = 0) -> Tensor:
+    """States +1 with the given ``probability``, else -1: :func:`sample_states` where F(a) is known."""
+    _check_tensors(probability=probability)
+    _check_not_negative(seed=seed, offset=offset)
+    states: Tensor = torch.ops.flipgrad.sample_states_from_probability_native(probability, seed, offset)
+    return states
+
+
+def _check(noise: Noise, **tensors: Tensor) -> None:
+    if not isinstance(noise, Logistic):
+        raise InputError(f"noise={noise!r}: the native flip product is for Logistic noise; use flipgrad.flips for the others")
+    _check_tensors(**tensors)
+
+
+def _check_tensors(**tensors: Tensor) -> None:
+    if not available():
+        raise InputError(f"flipgrad's compiled library is not available: {reason()}")
+    first = next(iter(tensors.values()))
+    for name, t in tensors.items():
+        if t.device.type != "cpu":
+            raise InputError(f"{name} is on {t.device}: the native kernels need tensors on the CPU, e.g. {name}.cpu()")
+        if t.dtype not in _DTYPES:
+            allowed = ", ".join(str(dtype) for dtype in _DTYPES)
+            raise InputError(f"{name} has dtype {t.dtype}: the native kernels take {allowed}")
+        if t.dtype != first.dtype:
+            raise InputError(f"{name} has dtype {t.dtype}, but {next(iter(tensors))} has {first.dtype}: give them one dtype")
+
+
+def _check_shapes(expected: tuple[int, ...], **tensors: Tensor) -> None:
+    # A wrong shape would read other memory than the tensor's.
+    for name, t in tensors.items():
+        if tuple(t.shape) != expected:
+            raise InputError(f"{name} has shape {tuple(t.shape)}, but the layer's weight and states make it {expected}")
+
+
+def _check_not_negative(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if not 0 <= value < 2**63:
+            raise InputError(f"{name}={value}: must be from 0 to 2**63 - 1")
+
+
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype in _SUFFIX else torch.float32
+
+
+def _flip_conv2d(
+    x: Tensor,
+    a: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    scale: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    places = (
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    )
+    _check_shapes((x.shape[0], weight.shape[0], *places), a=a, grad=grad)
+    _check_shapes((x.shape[0], groups * weight.shape[1], *x.shape[2:]), x=x)
+    return _product(x, a, grad, weight, scale, stride, padding, dilation, groups)
+
+
+def _flip_linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scale: float) -> Tensor:
+    _check_shapes((x.shape[0], weight.shape[0]), a=a, grad=grad)
+    _check_shapes((x.shape[0], weight.shape[1]), x=x)
+    # A fully connected layer is a convolution of one place.
+    x4, a4, grad4, weight4 = (t[:, :, None, None] for t in (x, a, grad, weight))
+    return _product(x4, a4, grad4, weight4, scale, (1, 1), (0, 0), (1, 1), 1).reshape(x.shape).contiguous()
+
+
+def _product(
+    x: Tensor,
+    a: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    scale: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The flip product of a convolution whose shapes are right."""
+    dtype = _computed_in(x.dtype)
+    u = torch.empty(x.shape, dtype=dtype, memory_format=_format(x))
+    if u.numel() == 0:
+        return u.to(x.dtype)
+    tensors = [t.detach().to(dtype) for t in (x, a, grad, weight)]
+    names = ("x", "a", "grad", "weight", "u")
+    problem = _FlipProblem(
+        batch=x.shape[0],
+        groups=groups,
+        in_channels=weight.shape[1],
+        out_channels=weight.shape[0] // groups,
+        height=x.shape[2],
+        width=x.shape[3],
+        out_height=a.shape[2],
+        out_width=a.shape[3],
+        largest_weight=_largest(tensors[3]),
+        scale=scale,
+        threads=torch.get_num_threads(),
+        portable=PORTABLE,
+        **{
+            name: (ctypes.c_int64 * 2)(*pair)
+            for name, pair in (("kernel", weight.shape[2:]), ("stride", stride), ("padding", padding), ("dilation", dilation))
+        },
+        **{f"{name}_strides": (ctypes.c_int64 * 4)(*t.stride()) for name, t in zip(names, [*tensors, u], strict=True)},
+    )
+    status = _function("flip", dtype)(ctypes.byref(problem), *(t.data_ptr() for t in [*tensors, u]))
+    if status == _WEIGHTS_TOO_LARGE:
+        strides, pads, dilations = ((pair[0], pair[1]) for pair in (stride, padding, dilation))
+        return vectorized.conv2d(x, a, grad, weight, Logistic(scale), strides, pads, dilations, groups)
+    _check_memory(status)
+    return u.to(x.dtype)
+
+
+def _largest(t: Tensor) -> float:
+    """The largest absolute value."""
+    if t.numel() == 0:
+        return 0.0
+    low, high = torch.aminmax(t)
+    return max(-low.item(), high.item())
+
+
+def _format(x: Tensor) -> torch.memory_format:
+    channels_last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
+def _sample(of: str, t: Tensor, scale: float, seed: int, offset: int) -> Tensor:
+    dtype = _computed_in(t.dtype)
+    given = t.detach().to(dtype).contiguous()
+    states = torch.empty_like(given)
+    problem = _SampleProblem(given.numel(), seed, offset, scale, torch.get_num_threads(), PORTABLE)
+    _check_memory(_function(f"sample_{of}", dtype)(ctypes.byref(problem), given.data_ptr(), states.data_ptr()))
+    return states.to(t.dtype)
+
+
+def _sample_logistic(a: Tensor, scale: float, seed: int, offset: int) -> Tensor:
+    return _sample("logistic", a, scale, seed, offset)
+
+
+def _sample_probability(probability: Tensor, seed: int, offset: int) -> Tensor:
+    return _sample("probability", probability, 1.0, seed, offset)
+
+
+def _function(name: str, dtype: torch.dtype) -> ctypes._NamedFuncPointer:
+    if _library is None:
+        raise InputError(f"flipgrad's compiled library is not available: {reason()}")
+    function: ctypes._NamedFuncPointer = getattr(_library, f"flipgrad_{name}_{_SUFFIX[dtype]}")
+    return function
+
+
+def _check_memory(status: int) -> None:
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError("no memory for the tables of a native kernel")
+
+
+def _fake_conv2d(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x, memory_format=_format(x))
+
+
+def _fake_contiguous(t: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
+_FLIP = "Tensor x, Tensor a, Tensor grad, Tensor weight, float scale"
+_OPERATORS = (
+    ("flip_linear_native", f"({_FLIP}) -> Tensor", _flip_linear, _fake_contiguous),
+    (
+        "flip_conv2d_native",
+        f"({_FLIP}, int[2] stride, int[2] padding, int[2] dilation, int groups) -> Tensor",
+        _flip_conv2d,
+        _fake_conv2d,
+    ),
+    ("sample_states_native", "(Tensor a, float scale, int seed, int offset) -> Tensor", _sample_logistic, _fake_contiguous),
+    (
+        "sample_states_from_probability_native",
+        "(Tensor probability, int seed, int offset) -> Tensor",
+        _sample_probability,
+        _fake_contiguous,
+    ),
+)
+for _name, _schema, _implementation, _fake in _OPERATORS:
+    torch.library.define(f"flipgrad::{_name}", _schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(f"flipgrad::{_name}", "cpu", _implementation)
+    torch.library.register_fake(f"flipgrad::{_name}", _fake)

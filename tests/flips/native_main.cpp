@@ -1,0 +1,169 @@
+// Runs every kernel over odd shapes and compares it with the definition: `make sanitize` builds this with sanitizers, which
+// watch every byte that the kernels touch.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "flipgrad.h"
+
+namespace {
+
+std::mt19937 engine(1);
+
+template <class T>
+using Memory = std::unique_ptr<T[]>;
+
+// Exactly as large as needed: a sanitizer sees the first byte beyond.
+template <class T>
+Memory<T> numbers(int64_t count, double scale) {
+  std::normal_distribution<double> normal(0, scale);
+  Memory<T> memory(new T[count]);
+  for (int64_t i = 0; i < count; ++i) memory[i] = static_cast<T>(normal(engine));
+  return memory;
+}
+
+double sigmoid(double a) { return 1 / (1 + std::exp(-a)); }
+
+void contiguous(int64_t* strides, int64_t channels, int64_t height, int64_t width) {
+  strides[0] = channels * height * width;
+  strides[1] = height * width;
+  strides[2] = width;
+  strides[3] = 1;
+}
+
+struct Shape {
+  int64_t batch, groups, in, out, height, width, kernel[2], stride[2], padding[2], dilation[2];
+};
+
+FlipProblem problem_of(const Shape& s, double scale, double largest) {
+  FlipProblem p{};
+  p.batch = s.batch;
+  p.groups = s.groups;
+  p.in_channels = s.in;
+  p.out_channels = s.out;
+  p.height = s.height;
+  p.width = s.width;
+  for (int axis = 0; axis < 2; ++axis) {
+    p.kernel[axis] = s.kernel[axis];
+    p.stride[axis] = s.stride[axis];
+    p.padding[axis] = s.padding[axis];
+    p.dilation[axis] = s.dilation[axis];
+  }
+  p.out_height = (s.height + 2 * s.padding[0] - s.dilation[0] * (s.kernel[0] - 1) - 1) / s.stride[0] + 1;
+  p.out_width = (s.width + 2 * s.padding[1] - s.dilation[1] * (s.kernel[1] - 1) - 1) / s.stride[1] + 1;
+  contiguous(p.x_strides, s.groups * s.in, s.height, s.width);
+  contiguous(p.u_strides, s.groups * s.in, s.height, s.width);
+  contiguous(p.a_strides, s.groups * s.out, p.out_height, p.out_width);
+  contiguous(p.grad_strides, s.groups * s.out, p.out_height, p.out_width);
+  contiguous(p.weight_strides, s.in, s.kernel[0], s.kernel[1]);
+  p.largest_weight = largest;
+  p.scale = scale;
+  return p;
+}
+
+// The definition, one term at a time.
+template <class T>
+std::vector<double> expected(const FlipProblem& p, const T* x, const T* a, const T* grad, const T* weight) {
+  std::vector<double> u(p.batch * p.groups * p.in_channels * p.height * p.width);
+  for (int64_t n = 0; n < p.batch; ++n)
+    for (int64_t j = 0; j < p.groups * p.out_channels; ++j)
+      for (int64_t row = 0; row < p.out_height; ++row)
+        for (int64_t column = 0; column < p.out_width; ++column)
+          for (int64_t i = 0; i < p.in_channels; ++i)
+            for (int64_t ky = 0; ky < p.kernel[0]; ++ky)
+              for (int64_t kx = 0; kx < p.kernel[1]; ++kx) {
+                const int64_t y = row * p.stride[0] + ky * p.dilation[0] - p.padding[0];
+                const int64_t z = column * p.stride[1] + kx * p.dilation[1] - p.padding[1];
+                if (y < 0 || y >= p.height || z < 0 || z >= p.width) continue;
+                const int64_t channel = j / p.out_channels * p.in_channels + i;
+                const int64_t in = ((n * p.groups * p.in_channels + channel) * p.height + y) * p.width + z;
+                const int64_t out = ((n * p.groups * p.out_channels + j) * p.out_height + row) * p.out_width + column;
+                const double w = weight[((j * p.in_channels + i) * p.kernel[0] + ky) * p.kernel[1] + kx];
+                const double before = a[out] / p.scale, after = (a[out] - 2 * w * x[in]) / p.scale;
+                u[in] += x[in] * (sigmoid(before) - sigmoid(after)) * grad[out];
+              }
+  return u;
+}
+
+int flip(const FlipProblem& p, const float* x, const float* a, const float* grad, const float* w, float* u) {
+  return flipgrad_flip_f32(&p, x, a, grad, w, u);
+}
+
+int flip(const FlipProblem& p, const double* x, const double* a, const double* grad, const double* w, double* u) {
+  return flipgrad_flip_f64(&p, x, a, grad, w, u);
+}
+
+template <class T>
+bool flips_right(const Shape& shape, double size, double tolerance) {
+  FlipProblem p = problem_of(shape, 1.5, 6 * size);
+  const int64_t in = p.batch * p.groups * p.in_channels * p.height * p.width;
+  const int64_t out = p.batch * p.groups * p.out_channels * p.out_height * p.out_width;
+  const int64_t weights = p.groups * p.out_channels * p.in_channels * p.kernel[0] * p.kernel[1];
+  const Memory<T> x = numbers<T>(in, 1), a = numbers<T>(out, 3), grad = numbers<T>(out, 1), w = numbers<T>(weights, size);
+  for (int64_t i = 0; i < in; ++i) x[i] = i % 11 == 3 ? T(0) : std::copysign(T(1), x[i]);
+  const std::vector<double> right = expected(p, x.get(), a.get(), grad.get(), w.get());
+  bool good = true;
+  for (int64_t threads : {1, 3}) {
+    for (int64_t portable : {0, 1}) {
+      p.threads = threads;
+      p.portable = portable;
+      Memory<T> u = numbers<T>(in, 1e30);
+      good = good && flip(p, x.get(), a.get(), grad.get(), w.get(), u.get()) == 0;
+      double error = 0, norm = 0;
+      for (int64_t i = 0; i < in; ++i) {
+        error += (u[i] - right[i]) * (u[i] - right[i]);
+        norm += right[i] * right[i];
+      }
+      good = good && std::sqrt(error) <= tolerance * std::sqrt(norm) + 1e-14 * out;
+    }
+  }
+  return good;
+}
+
+template <class T, class Sample>
+bool samples_right(Sample sample, int64_t count) {
+  const Memory<T> given = numbers<T>(count, 0.3);
+  std::vector<T> first;
+  for (int64_t threads : {1, 3}) {
+    for (int64_t portable : {0, 1}) {
+      const SampleProblem p{count, 7, 11, 1.0, threads, portable};
+      Memory<T> states = numbers<T>(count, 1e30);
+      if (sample(&p, given.get(), states.get()) != 0) return false;
+      for (int64_t i = 0; i < count; ++i) {
+        if (std::fabs(states[i]) != 1) return false;
+        if (!first.empty() && static_cast<int64_t>(first.size()) == count && portable == 0 && states[i] != first[i]) return false;
+      }
+      if (first.empty()) first.assign(states.get(), states.get() + count);
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+int main() {
+  const Shape shapes[] = {
+      {1, 1, 1, 1, 1, 1, {1, 1}, {1, 1}, {0, 0}, {1, 1}},    {3, 1, 7, 5, 5, 4, {3, 2}, {1, 1}, {0, 0}, {1, 1}},
+      {9, 1, 33, 3, 3, 5, {2, 3}, {2, 1}, {1, 2}, {1, 1}},   {2, 3, 3, 2, 6, 7, {3, 3}, {1, 2}, {1, 1}, {2, 1}},
+      {17, 1, 20, 33, 1, 1, {1, 1}, {1, 1}, {0, 0}, {1, 1}}, {2, 1, 96, 10, 4, 4, {1, 1}, {3, 3}, {0, 0}, {1, 1}},
+      {0, 1, 4, 4, 3, 3, {3, 3}, {1, 1}, {1, 1}, {1, 1}},    {20, 2, 40, 17, 9, 3, {5, 3}, {2, 2}, {2, 1}, {1, 1}},
+  };
+  int failures = 0;
+  for (const Shape& shape : shapes) {
+    for (double size : {1e-3, 0.3, 8.0}) {
+      failures += !flips_right<float>(shape, size, 1e-5);
+      failures += !flips_right<double>(shape, size, 1e-12);
+    }
+  }
+  for (int64_t count : {0, 1, 31, 32, 33, 1000, 100001}) {
+    failures += !samples_right<float>(flipgrad_sample_logistic_f32, count);
+    failures += !samples_right<double>(flipgrad_sample_logistic_f64, count);
+    failures += !samples_right<float>(flipgrad_sample_probability_f32, count);
+    failures += !samples_right<double>(flipgrad_sample_probability_f64, count);
+  }
+  std::printf("%d failures\n", failures);
+  return failures != 0;
+}

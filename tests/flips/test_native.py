@@ -1,0 +1,465 @@
+"""The compiled kernels: flip products against the definition, and sampling against Philox and its distribution."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from flipgrad.errors import InputError
+from flipgrad.flips import naive, native
+from flipgrad.noise import Laplace, Logistic, Normal, Uniform
+
+compiled = pytest.mark.skipif(not native.available(), reason=native.reason() or "compiled")
+
+PRECISION = {torch.float32: 1e-5, torch.float64: 1e-12}
+SIZES = [1e-4, 1e-2, 0.3, 2.0, 20.0]
+
+
+@pytest.fixture(params=[False, True], ids=["fastest", "portable"])
+def path(request, monkeypatch):
+    """Both sets of instructions, one after the other."""
+    monkeypatch.setattr(native, "PORTABLE", request.param)
+
+
+@pytest.fixture(autouse=True)
+def _poison():
+    """Fills every torch.empty with NaN, so that an element that is not written shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(1)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def on_grid(t: Tensor, step: float) -> Tensor:
+    return (t / step).round() * step
+
+
+@dataclass
+class Case:
+    """A layer whose numbers lie on so coarse a grid that float32 pre-activations are exact."""
+
+    shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    size: float
+    seed: int
+    scale: float = 1.0
+    zeros: bool = False
+    options: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        step = 2.0 ** math.ceil(math.log2(self.size) - 9)
+        self.x = normal(*self.shape, seed=self.seed).sign()
+        if self.zeros:
+            self.x[normal(*self.shape, seed=self.seed + 1) > 1] = 0
+        self.weight = on_grid(self.size * normal(*self.weight_shape, seed=self.seed + 2).clamp(-1, 1), step)
+        self.bias = on_grid((1e3 * step * normal(self.weight_shape[0], seed=self.seed + 3)).clamp(-100, 100), step)
+        affine = functional.conv2d if len(self.shape) == 4 else functional.linear
+        self.a = affine(self.x, self.weight, self.bias, **self.options)
+        assert torch.equal(self.a.float().double(), self.a)
+        # Exact in float32 too.
+        self.grad = normal(*self.a.shape, seed=self.seed + 4).float().double()
+
+    def expected(self) -> Tensor:
+        reference = naive.conv2d if len(self.shape) == 4 else naive.linear
+        return reference(self.x, self.weight, self.bias, self.grad, Logistic(self.scale), **self.options)
+
+    def actual(self, dtype: torch.dtype, layout=lambda t: t) -> Tensor:
+        x, a, grad = (layout(t.to(dtype)) for t in (self.x, self.a, self.grad))
+        product = native.conv2d if len(self.shape) == 4 else native.linear
+        return product(x, a, grad, self.weight.to(dtype), Logistic(self.scale), **self.options)
+
+    def assert_right(self, layout=lambda t: t) -> None:
+        expected = self.expected()
+        for dtype, precision in PRECISION.items():
+            actual = self.actual(dtype, layout)
+            assert actual.dtype == dtype
+            assert actual.shape == expected.shape
+            assert not actual[self.x == 0].any()
+            # The last term is the rounding of the reference, which takes differences of probabilities near 1.
+            allowed = precision * expected.norm() + 1e-15 * self.grad.abs().sum()
+            assert float((actual.double() - expected).norm()) <= float(allowed)
+
+
+channels = st.sampled_from([1, 3, 7, 20, 33])
+common = {
+    "size": st.sampled_from(SIZES),
+    "seed": st.integers(0, 1000),
+    "scale": st.sampled_from([1.0, 0.7, 5.0]),
+    "zeros": st.booleans(),
+}
+
+
+@st.composite
+def linear_cases(draw) -> Case:
+    batch, inputs, outputs = draw(st.sampled_from([0, 1, 2, 9, 20])), draw(channels), draw(channels)
+    return Case((batch, inputs), (outputs, inputs), **{name: draw(value) for name, value in common.items()})
+
+
+@st.composite
+def conv_cases(draw) -> Case:
+    def two(low, high):
+        return draw(st.integers(low, high)), draw(st.integers(low, high))
+
+    batch, groups = draw(st.sampled_from([0, 1, 2, 10])), draw(st.integers(1, 3))
+    inputs, outputs = draw(channels), draw(channels)
+    kernel, stride, padding, dilation, more = two(1, 5), two(1, 3), two(0, 2), two(1, 2), two(0, 2)
+    size = [max(1, d * (k - 1) + 1 - 2 * p) + m for d, k, p, m in zip(dilation, kernel, padding, more, strict=True)]
+    # The reference evaluates the layer once per unit.
+    if groups * inputs * size[0] * size[1] > 250:
+        inputs, groups = min(inputs, 7), 1
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    shapes = (batch, groups * inputs, *size), (groups * outputs, inputs, *kernel)
+    return Case(*shapes, options=options, **{name: draw(value) for name, value in common.items()})
+
+
+def strided(t: Tensor) -> Tensor:
+    """The same numbers, each the second of two in memory, the dimensions in reverse order."""
+    apart = torch.stack([torch.full_like(t, torch.nan), t], -1)
+    apart = apart.permute(*reversed(range(t.dim())), t.dim()).contiguous()
+    return apart[..., 1].permute(*reversed(range(t.dim())))
+
+
+def channels_last(t: Tensor) -> Tensor:
+    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t.t().contiguous().t()
+
+
+layouts = st.sampled_from([torch.Tensor.contiguous, strided, channels_last])
+
+
+def on_both_paths(check) -> None:
+    """Runs a check with either set of instructions: hypothesis does not go with fixtures."""
+    chosen = native.PORTABLE
+    try:
+        for native.PORTABLE in (False, True):
+            check()
+    finally:
+        native.PORTABLE = chosen
+
+
+@compiled
+@settings(max_examples=80)
+@given(linear_cases(), layouts)
+def test_linear_is_naive(layer, layout):
+    on_both_paths(lambda: layer.assert_right(layout))
+
+
+@compiled
+@settings(max_examples=60)
+@given(conv_cases(), layouts)
+def test_conv2d_is_naive(layer, layout):
+    on_both_paths(lambda: layer.assert_right(layout))
+
+
+def precise(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
+    """The fully connected product in float64, with F(a) - F(b) = -F(a) F(-b) expm1(b - a), which does not cancel."""
+    step = 2 * weight[None] * x[:, None]
+    a = a[:, :, None]
+    change = -torch.sigmoid(a) * torch.sigmoid(step - a) * torch.expm1(-step)
+    return x * (change * grad[:, :, None]).sum(1)
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("reach", [1.0, 20.0, 100.0])
+def test_far_pre_activations_keep_their_digits(reach, size, dtype):
+    x, weight = normal(9, 20).sign(), (size * normal(33, 20, seed=1)).clamp(-20, 20).to(dtype)
+    a = (reach * (2 * torch.rand(9, 33, dtype=torch.float64) - 1)).to(dtype)
+    grad = normal(9, 33, seed=3).to(dtype)
+    u = native.linear(x.to(dtype), a, grad, weight, Logistic()).double()
+    expected = precise(x, a.double(), grad.double(), weight.double())
+    assert float((u - expected).norm() / expected.norm()) < PRECISION[dtype]
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("side", [-100.0, -40.0, 40.0, 100.0])
+@pytest.mark.parametrize("weight", [0.5, 3.0, 20.0])
+def test_every_tiny_term_is_right(weight, side, dtype):
+    # One output, far out: the term is tiny, and the whole result.
+    x, grad = torch.tensor([[1.0, -1.0]], dtype=dtype), torch.ones(1, 1, dtype=dtype)
+    a, weights = torch.tensor([[side]], dtype=dtype), torch.full((1, 2), weight, dtype=dtype)
+    expected = precise(*(t.double() for t in (x, a, grad, weights)))
+    u = native.linear(x, a, grad, weights, Logistic())
+    # Near the smallest normal number, 1e-38 in float32, there are no digits.
+    torch.testing.assert_close(u.double(), expected, rtol=PRECISION[dtype], atol=10 * torch.finfo(dtype).tiny)
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_weights_beyond_the_kernels_are_right(dtype):
+    # Flipped, a stays far, or crosses to the other side, or goes further.
+    a = torch.tensor([[1000.0], [-1000.0]], dtype=dtype)
+    x, grad = torch.ones(2, 4, dtype=dtype), torch.full((2, 1), 3.0, dtype=dtype)
+    weight = torch.tensor([[0.5, 1000.0, -1000.0, 450.0]], dtype=dtype)
+    expected = torch.tensor([[0.0, 3, 0, 0], [0, 0, -3, 0]], dtype=dtype)
+    torch.testing.assert_close(native.linear(x, a, grad, weight, Logistic()), expected, rtol=1e-6, atol=1e-30)
+    image = [t[:, :, None, None] for t in (x, a, grad, weight)]
+    torch.testing.assert_close(native.conv2d(*image, Logistic())[..., 0, 0], expected, rtol=1e-6, atol=1e-30)
+
+
+def large_case() -> Case:
+    """Large enough that all threads get work."""
+    return Case((20, 40, 9, 7), (34, 20, 3, 2), 0.3, 0, options={"padding": (1, 0), "stride": (2, 1), "groups": 2})
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [0.3, 20.0])
+def test_threads_give_the_same_bits(dtype, size):
+    layer = large_case()
+    layer.weight *= size / 0.3
+    alone = layer.actual(dtype)
+    assert not alone.isnan().any()
+    for threads in (2, 4):
+        torch.set_num_threads(threads)
+        assert torch.equal(layer.actual(dtype), alone)
+
+
+@compiled
+def test_many_callers_at_once():
+    layer = large_case()
+    alone = layer.actual(torch.float32)
+    torch.set_num_threads(2)
+    with ThreadPoolExecutor(4) as callers:
+        results = list(callers.map(lambda _: layer.actual(torch.float32), range(12)))
+    assert all(torch.equal(result, alone) for result in results)
+
+
+FORKED = """
+import os, torch
+from flipgrad.flips import native
+from flipgrad.noise import Logistic
+torch.set_num_threads(2)
+# What torch itself computes with its threads does not survive a fork: the tensors are ready before it.
+x, a, g, w = torch.ones(200, 64), torch.ones(200, 64), torch.ones(200, 64), torch.full((64, 64), 0.1)
+before = native.linear(x, a, g, w, Logistic()).tolist()
+child = os.fork()
+if child == 0:
+    os._exit(0 if native.linear(x, a, g, w, Logistic()).tolist() == before else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert native.linear(x, a, g, w, Logistic()).tolist() == before
+"""
+
+
+@compiled
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_child_of_a_fork_has_its_own_threads():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=120)
+
+
+@compiled
+def test_results_have_the_memory_format_of_the_states():
+    layer = large_case()
+    whole = layer.actual(torch.float32)
+    last = layer.actual(torch.float32, channels_last)
+    assert whole.is_contiguous()
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(last, whole)
+    assert layer.actual(torch.float32, strided).is_contiguous()
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_computed_in_float32(dtype):
+    layer = Case((4, 3, 5, 4), (7, 3, 2, 2), 0.3, 0)
+    tensors = [t.to(dtype) for t in (layer.x, layer.a, layer.grad, layer.weight)]
+    u = native.conv2d(*tensors, Logistic())
+    assert u.dtype == dtype
+    assert torch.equal(u, native.conv2d(*(t.float() for t in tensors), Logistic()).to(dtype))
+
+
+@compiled
+def test_gradient_without_memory_of_its_own():
+    layer = Case((3, 2, 5, 4), (3, 2, 2, 3), 1.0, 0)
+    grad = torch.ones((), dtype=torch.float64).expand_as(layer.a)
+    expected = naive.conv2d(layer.x, layer.weight, layer.bias, grad, Logistic())
+    u = native.conv2d(layer.x, layer.a, grad, layer.weight, Logistic())
+    torch.testing.assert_close(u, expected, rtol=1e-10, atol=1e-12)
+
+
+@compiled
+def test_operators_pass_opcheck():
+    layer, image = Case((3, 5), (4, 5), 0.3, 0), Case((2, 3, 5, 4), (3, 3, 3, 2), 0.3, 0)
+    operators = torch.ops.flipgrad
+    torch.library.opcheck(operators.flip_linear_native.default, (layer.x, layer.a, layer.grad, layer.weight, 1.0))
+    for layout in (torch.Tensor.contiguous, channels_last):
+        tensors = [layout(t) for t in (image.x, image.a, image.grad)]
+        arguments = (*tensors, image.weight, 1.0, (1, 1), (0, 0), (1, 1), 1)
+        torch.library.opcheck(operators.flip_conv2d_native.default, arguments)
+        torch.library.opcheck(operators.sample_states_native.default, (tensors[1].float(), 1.0, 3, 4))
+        torch.library.opcheck(operators.sample_states_from_probability_native.default, (tensors[1].sigmoid(), 3, 4))
+
+
+@compiled
+def test_bad_input_is_refused():
+    x, a, grad, weight = (torch.ones(2, 2) for _ in range(4))
+    with pytest.raises(InputError, match=r"Normal.*Logistic"):
+        native.linear(x, a, grad, weight, Normal())
+    with pytest.raises(InputError, match=r"a is on meta.*CPU"):
+        native.linear(x, a.to("meta"), grad, weight, Logistic())
+    with pytest.raises(InputError, match=r"x has dtype torch.int64"):
+        native.linear(x.long(), a, grad, weight, Logistic())
+    with pytest.raises(InputError, match=r"weight has dtype torch.float64, but x has torch.float32"):
+        native.linear(x, a, grad, weight.double(), Logistic())
+    with pytest.raises(InputError, match=r"grad has shape \(2, 3\).*\(2, 2\)"):
+        native.linear(x, a, torch.ones(2, 3), weight, Logistic())
+    with pytest.raises(InputError, match=r"a has shape \(1, 4, 3, 4\).*\(1, 4, 4, 4\)"):
+        native.conv2d(
+            torch.ones(1, 2, 4, 4), torch.ones(1, 4, 3, 4), torch.ones(1, 4, 4, 4), torch.ones(4, 2, 1, 1), Logistic()
+        )
+    with pytest.raises(InputError, match="seed=-1"):
+        native.sample_states(a, Logistic(), -1)
+
+
+def test_missing_library_is_explained(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "_native.so")
+    library, reason = native._load()
+    assert library is None
+    assert "does not exist" in reason
+    native.LIBRARY.write_text("no library")
+    library, reason = native._load()
+    assert library is None
+    assert "cannot be loaded" in reason
+    monkeypatch.setattr(native, "_library", None)
+    monkeypatch.setattr(native, "_reason", reason)
+    assert not native.available()
+    with pytest.raises(InputError, match="cannot be loaded"):
+        native.linear(*(torch.ones(2, 2) for _ in range(4)), Logistic())
+
+
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    """Philox-4x32-10, as its paper writes it."""
+    (c0, c1, c2, c3), (k0, k1) = counter, key
+    for _ in range(10):
+        first, second = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (second >> 32) ^ c1 ^ k0, second & 0xFFFFFFFF, (first >> 32) ^ c3 ^ k1, first & 0xFFFFFFFF
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return [c0, c1, c2, c3]
+
+
+# The known answers of Random123.
+KNOWN = [
+    ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    (
+        [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+        [0xA4093822, 0x299F31D0],
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ),
+]
+
+
+@compiled
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
+def test_philox_gives_the_known_answers(counter, key, answer):
+    out = (ctypes.c_uint32 * 4)()
+    native._library.flipgrad_philox((ctypes.c_uint32 * 4)(*counter), (ctypes.c_uint32 * 2)(*key), out)
+    assert list(out) == answer
+    assert philox(counter, key) == answer
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_states_compare_philox_with_the_probability(dtype):
+    seed, offset, count = 2**40 + 5, 2**33 + 9, 150
+    key, upper = [5, 2**8], [9, 2]
+    uniform = []
+    for i in range(count):
+        block, word, lane = i // 32, i % 32 // 8, i % 8
+        uniform.append(philox([8 * block + lane, 0, *upper], key)[word] / 2**32)
+    a = 3 * normal(count).to(dtype)
+    u = torch.tensor(uniform, dtype=torch.float64)
+    p = torch.sigmoid(a.double() / 2)
+    # None is so close to its probability that rounding decides.
+    assert float((u - p).abs().min()) > 1e-6
+    expected = torch.where(u < p, 1.0, -1.0).to(dtype)
+    assert torch.equal(native.sample_states(a, Logistic(2.0), seed, offset), expected)
+    assert torch.equal(native.sample_states_from_probability(p.to(dtype), seed, offset), expected)
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("noise", [Logistic(), Logistic(3.0), Normal(), Laplace(0.8), Uniform(2.0)], ids=repr)
+def test_states_have_their_probability(noise):
+    count = 200_000
+    # 5 standard errors: one false alarm in two million, over 12 values of a and the seed fixed.
+    for i, a in enumerate([-7.0, -4.0, -2.0, -1.0, -0.3, 0.0, 0.0, 0.3, 1.0, 2.0, 4.0, 7.0]):
+        p = float(noise.cdf(torch.tensor(a, dtype=torch.float64)))
+        states = native.sample_states(torch.full((count,), a), noise, seed=1, offset=i)
+        assert states.abs().eq(1).all()
+        error = math.sqrt(p * (1 - p) / count)
+        assert abs(float((states > 0).double().mean()) - p) <= 5 * error
+
+
+@compiled
+def test_small_probabilities_of_either_state_are_kept():
+    # F(-14) is 8.3e-7: 14 of 2**24 expected, and between 1 and 40 but for once in a million.
+    a = torch.full((2**24,), 14.0)
+    for sign in (1, -1):
+        rare = int((native.sample_states(sign * a, Logistic(), seed=2) != sign).sum())
+        assert 1 <= rare <= 40
+    certain = torch.tensor([0.0, 1.0] * 1000)
+    assert torch.equal(native.sample_states_from_probability(certain, 3), 2 * certain - 1)
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+def test_states_of_one_draw_are_independent():
+    # Chi-square of the 16 patterns of four neighbours, 15 degrees of freedom: above 50 once in 80,000.
+    for step in (1, 8, 32):
+        states = native.sample_states(torch.zeros(2**18), Logistic(), seed=4).gt(0).view(-1, 4 * step)
+        bits = torch.stack([states[:, step * k] for k in range(4)])
+        counts = torch.bincount((bits * torch.tensor([[1], [2], [4], [8]])).sum(0), minlength=16).double()
+        expected = counts.sum() / 16
+        assert float(((counts - expected) ** 2 / expected).sum()) < 50
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("count", [0, 1, 31, 33, 100_003])
+def test_states_depend_on_seed_offset_and_index_alone(count):
+    a = normal(count).float()
+    states = native.sample_states(a, Logistic(), 5, 6)
+    assert states.abs().eq(1).all()
+    for threads in (2, 4):
+        torch.set_num_threads(threads)
+        assert torch.equal(native.sample_states(a, Logistic(), 5, 6), states)
+    half = count // 2
+    assert torch.equal(native.sample_states(a[:half], Logistic(), 5, 6), states[:half])
+    apart = torch.stack([a, a], 1)[:, 1]
+    assert torch.equal(native.sample_states(apart, Logistic(), 5, 6), states)
+    if count > 1000:
+        for seed, offset in ((4, 6), (5, 7)):
+            other = native.sample_states(torch.zeros(count), Logistic(), seed, offset)
+            same = float((other == native.sample_states(torch.zeros(count), Logistic(), 5, 6)).double().mean())
+            assert abs(same - 0.5) < 5 * 0.5 / math.sqrt(count)
+
+
+@compiled
+def test_states_of_half_precision():
+    a = normal(100).bfloat16()
+    states = native.sample_states(a, Logistic(), 1)
+    assert states.dtype == torch.bfloat16
+    assert torch.equal(states.float(), native.sample_states(a.float(), Logistic(), 1))
