@@ -18,7 +18,7 @@ LAYERS = [
     ["errors", "files"],
     ["noise"],
     ["flips"],
-    ["pooling"],
+    ["pooling", "sampling"],
     ["affine"],
     ["layers"],
     ["plan", "objectives"],

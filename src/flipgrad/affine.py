@@ -37,10 +37,11 @@ class Affine(ABC):
         """The pre-activations of ``x``; differentiable in the ordinary way in ``x`` and in the parameters."""
 
     @abstractmethod
-    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         """The discrete gradient in the binary states ``x``, given ``a`` = ``self(x)`` and the gradient in sign(a - Z).
 
-        ``weight`` is :attr:`parameter` without its history, as an autograd function has kept it for the backward pass.
+        ``weight`` is :attr:`parameter` without its history, as an autograd function has kept it for the backward pass;
+        ``tolerance`` is the relative L2 error that is allowed, 0 for none.
         """
 
     @abstractmethod
@@ -72,9 +73,9 @@ class LinearMap(Affine):
             )
         return functional.linear(x, self.weight, self.bias)
 
-    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         states, a, grad = (t.reshape(-1, t.shape[-1]) for t in (x, a, grad))
-        return flips.linear(states, a, grad, weight, noise).reshape(x.shape)
+        return flips.linear(states, a, grad, weight, noise, tolerance=tolerance).reshape(x.shape)
 
     def variance(self, v: Tensor) -> Tensor:
         return functional.linear(v, self.weight.square())
@@ -109,13 +110,14 @@ class ConvMap(Affine):
             return functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
         return functional.conv2d(self._padded(x), self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
 
-    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         shape = (self.dilation, self.groups)
         if self._is_plain:
             padding = (self.pads[2], self.pads[0])
-            return flips.conv2d(x, a, grad, weight, noise, self.stride, padding, *shape)
+            return flips.conv2d(x, a, grad, weight, noise, self.stride, padding, *shape, tolerance=tolerance)
         padded = self._padded(x)
-        return transpose(self._padded, x, flips.conv2d(padded, a, grad, weight, noise, self.stride, (0, 0), *shape))
+        u = flips.conv2d(padded, a, grad, weight, noise, self.stride, (0, 0), *shape, tolerance=tolerance)
+        return transpose(self._padded, x, u)
 
     def variance(self, v: Tensor) -> Tensor:
         padded = functional.pad(v, self.pads)
@@ -178,11 +180,14 @@ class FoldedMap(Affine):
             )
         return self.inner(connected)
 
-    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         if isinstance(self.inner, LinearMap):
             folded = folded_weight(weight, self.connectors, x)
-            return flips.linear(x.flatten(1), a, grad, folded, noise).reshape(x.shape)
-        return self._flip_pooled(self.inner, x, a, grad, weight, noise)
+            return flips.linear(x.flatten(1), a, grad, folded, noise, tolerance=tolerance).reshape(x.shape)
+        wide = self._pooled(self.inner, weight, x)
+        units = wide.prepare(x)
+        u = flips.conv2d(units, a, grad, wide.weight, noise, wide.stride, groups=self.inner.groups, tolerance=tolerance)
+        return transpose(wide.prepare, x, u)
 
     def variance(self, v: Tensor) -> Tensor:
         if isinstance(self.inner, LinearMap):
@@ -193,11 +198,6 @@ class FoldedMap(Affine):
     def _pooled(self, conv: ConvMap, weight: Tensor, x: Tensor) -> PooledConv:
         pools = [module for module in self.connectors if isinstance(module, PoolModule)]
         return PooledConv.fold(weight, conv.stride, conv.pads, conv.dilation, pools, x.shape[2:])
-
-    def _flip_pooled(self, conv: ConvMap, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
-        wide = self._pooled(conv, weight, x)
-        u = flips.conv2d(wide.prepare(x), a, grad, wide.weight, noise, wide.stride, groups=conv.groups)
-        return transpose(wide.prepare, x, u)
 
 
 def connect(connectors: Connectors, x: Tensor) -> Tensor:

@@ -3,7 +3,6 @@ r"""Binary layers: an affine map, injected noise, and a sign, :math:`x' = \mathr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, final
 
@@ -12,10 +11,8 @@ from torch import Generator, Tensor, nn
 
 from flipgrad.affine import Affine, ConvMap, LinearMap
 from flipgrad.errors import InputError
-from flipgrad.noise import Logistic, Noise, sign
-
-# A source of noise: gives Z for the pre-activations of a layer with that noise, to be broadcast over them.
-Draw = Callable[[Noise, Tensor], Tensor]
+from flipgrad.noise import Logistic, Noise
+from flipgrad.sampling import Draw, fresh, given, states
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
@@ -48,31 +45,13 @@ class LayerCall:
 
     def sample(self, a: Tensor) -> Tensor:
         """States sign(a - Z), without a gradient."""
-        a = a.detach()
-        return sign(a - self.draw(self.noise, a))
+        return states(self.draw, self.noise, a)
 
 
 class StateRule(Protocol):
     """What a layer asks of an estimator: sampled (or relaxed) states that carry the estimator's gradient."""
 
     def states(self, call: LayerCall) -> Tensor: ...
-
-
-def fresh(generator: Generator | None) -> Draw:
-    """A source of new noise."""
-    return lambda noise, a: noise.sample_like(a, generator=generator)
-
-
-def given(z: Tensor) -> Draw:
-    """A source that returns the noise ``z``, if it broadcasts to the pre-activations."""
-
-    def draw(noise: Noise, a: Tensor) -> Tensor:
-        sizes = zip(reversed(z.shape), reversed(a.shape), strict=False)
-        if z.dim() > a.dim() or any(n not in (1, m) for n, m in sizes):
-            raise InputError(f"noise of shape {list(z.shape)} does not broadcast to pre-activations {list(a.shape)}")
-        return z.to(a.dtype)
-
-    return draw
 
 
 class BinaryLayer(nn.Module, ABC):
@@ -122,10 +101,10 @@ class BinaryLayer(nn.Module, ABC):
             check_states(x, self, relaxed=getattr(rule, "relaxed_objective", False))
         draw = fresh(generator or self.generator) if noise is None else given(noise)
         call = LayerCall(self, x, binary, self.affine(), draw)
-        states = rule.states(call)
-        if states.grad_fn is not None:
-            _metadata(states.grad_fn)[_MARK] = True
-        return states
+        result = rule.states(call)
+        if result.grad_fn is not None:
+            _metadata(result.grad_fn)[_MARK] = True
+        return result
 
 
 @final
@@ -274,8 +253,8 @@ class Undefined:
 
     def states(self, call: LayerCall) -> Tensor:
         a = call.affine(call.x)
-        states: Tensor = _UndefinedGradient.apply(a, call.sample(a))  # type: ignore[no-untyped-call]
-        return states
+        result: Tensor = _UndefinedGradient.apply(a, call.sample(a))  # type: ignore[no-untyped-call]
+        return result
 
 
 UNDEFINED = Undefined()

@@ -12,10 +12,11 @@ from torch.nn.utils import parametrize
 
 from flipgrad.affine import connect
 from flipgrad.errors import InputError
-from flipgrad.layers import UNDEFINED, BinaryConv2d, BinaryLayer, Draw, LayerCall, check_instance, fresh, given
+from flipgrad.layers import UNDEFINED, BinaryConv2d, BinaryLayer, LayerCall, check_instance
 from flipgrad.noise import Noise, sign
 from flipgrad.objectives import Objective
 from flipgrad.plan import Apply, Plan, Sample, Step, plan
+from flipgrad.sampling import Draw, fresh, given
 
 # Turns one layer's evaluation into that layer's states: an estimator's rule, or a plain sample.
 Visit = Callable[[LayerCall], Tensor]

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Generator, Tensor
@@ -103,8 +103,7 @@ class Noise(ABC):
         dtype = dtype or torch.get_default_dtype()
         # Half precision has too few bits for a uniform variable whose logarithm is taken.
         wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-        u = torch.rand(tuple(shape), generator=generator, dtype=wide, device=device)
-        return self.icdf(u.clamp(min=torch.finfo(wide).tiny)).to(dtype)
+        return (self._sample(tuple(shape), generator, wide, device) * self.scale).to(dtype)
 
     def sample_like(self, a: Tensor, *, generator: Generator | None = None) -> Tensor:
         """Draws of Z with the shape, dtype and device of the pre-activations ``a``."""
@@ -113,6 +112,12 @@ class Noise(ABC):
     def sample_sign(self, a: Tensor, generator: Generator | None = None) -> Tensor:
         """Sampled states sign(a - Z), without a gradient."""
         return sign(a.detach() - self.sample_like(a, generator=generator))
+
+    def _sample(
+        self, shape: tuple[int, ...], generator: Generator | None, dtype: torch.dtype, device: torch.device | str | None
+    ) -> Tensor:
+        u = torch.rand(shape, generator=generator, dtype=dtype, device=device)
+        return self._icdf(u.clamp(min=torch.finfo(dtype).tiny))
 
     def _standard(self, a: Tensor) -> Tensor:
         # Hot code calls cdf with the default scale: spare it a pass over the tensor.
@@ -124,9 +129,11 @@ class Noise(ABC):
     @abstractmethod
     def _log_cdf(self, t: Tensor) -> Tensor: ...
 
-    @abstractmethod
     def _log_slope(self, t: Tensor) -> Tensor:
-        """F'/F, the derivative of log F."""
+        """F'/F, the derivative of log F; subclasses may know a closed form."""
+        transform: Any = torch.func.vjp(self._log_cdf, t)
+        slope: Tensor = transform[1](torch.ones_like(t))[0]
+        return slope
 
     @abstractmethod
     def _pdf(self, t: Tensor, order: int) -> Tensor: ...
@@ -169,7 +176,7 @@ class Logistic(Noise):
         return slope if order == 1 else slope * (1 - 12 * f)
 
     def _icdf(self, u: Tensor) -> Tensor:
-        return torch.log(u) - torch.log1p(-u)
+        return torch.logit(u)
 
     def _mean_sign(self, t: Tensor) -> Tensor:
         return torch.tanh(t / 2)
@@ -210,6 +217,12 @@ class Normal(Noise):
 
     def _mean_sign(self, t: Tensor) -> Tensor:
         return torch.erf(t / math.sqrt(2))
+
+    def _sample(
+        self, shape: tuple[int, ...], generator: Generator | None, dtype: torch.dtype, device: torch.device | str | None
+    ) -> Tensor:
+        # Much faster than the inverse cdf.
+        return torch.randn(shape, generator=generator, dtype=dtype, device=device)
 
     def _variance(self) -> float:
         return 1.0

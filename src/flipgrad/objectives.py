@@ -47,6 +47,8 @@ class CrossEntropy:
             raise InputError(f"CrossEntropy: label {int(labels.min())} is negative; labels count from 0")
         self.labels = labels.long()
         self._largest = int(labels.max()) if labels.numel() else -1
+        # The sign with which the logit of class 1 over class 0 counts against the label.
+        self._other = 1 - 2 * self.labels
 
     def __call__(self, outputs: Tensor) -> Tensor:
         _check_batch(self, outputs, len(self.labels))
@@ -54,6 +56,9 @@ class CrossEntropy:
             raise InputError(
                 f"CrossEntropy: label {self._largest} but the head has {outputs.shape[-1]} outputs; labels count from 0"
             )
+        if outputs.shape[-1] == 2:
+            # The same in a third of the operations.
+            return functional.softplus((outputs[..., 1] - outputs[..., 0]) * self._other)
         index = self.labels[:, None].expand(*outputs.shape[:-1], 1)
         return outputs.logsumexp(-1) - outputs.gather(-1, index).squeeze(-1)
 

@@ -81,8 +81,8 @@ def assert_works_in_hand_written_graphs(estimator) -> None:
     net, _, x, objective = reference.concatenated("mixed")
     fg.use(net, estimator)
     model = ByHand(net)
-    whole = objective(net(x, generator=seeded()))
-    fg.use(model, estimator, generator=seeded())
+    whole = objective(net(x, generator=seeded(1)))
+    fg.use(model, estimator, generator=seeded(1))
     losses = objective(model(x))
     assert_same(losses, whole)
     g = gradients(losses.sum(), net)
@@ -91,7 +91,7 @@ def assert_works_in_hand_written_graphs(estimator) -> None:
     if isinstance(estimator, fg.estimators.LinearHeadEstimator):
         # The head is differentiated in the ordinary way by both.
         fg.use(net, None)
-        assert_same(net(x, objective, estimator=estimator, generator=seeded()), whole)
+        assert_same(net(x, objective, estimator=estimator, generator=seeded(1)), whole)
 
 
 def assert_true_derivative(estimator) -> None:
@@ -113,7 +113,7 @@ def assert_finite_when_saturated(estimator) -> None:
         for noise in (fg.Logistic(), fg.Normal(), fg.Laplace(), fg.Uniform()):
             net = reference.fully_connected(2, 6, 6, 6, 3, scale=300.0, noise=[noise]).to(dtype)
             x, objective = batch((4, 2))
-            g = gradients(net(x.to(dtype), objective, estimator=estimator, generator=seeded()).sum(), net)
+            g = gradients(net(x.to(dtype), objective, estimator=estimator, generator=seeded(1)).sum(), net)
             assert all(bool(torch.isfinite(gradient).all()) for gradient in g.values())
 
 

@@ -10,8 +10,8 @@ from unbiasedness import (
 import flipgrad as fg
 from flipgrad.estimators._paths import Path
 from flipgrad.estimators.arms import correlation
-from flipgrad.layers import fresh
 from flipgrad.network import Batch
+from flipgrad.sampling import fresh
 
 
 @pytest.mark.parametrize("samples", [2, 5])

@@ -10,8 +10,8 @@ from torch import nn
 
 import flipgrad as fg
 from flipgrad.estimators.baselines import Baseline
-from flipgrad.layers import fresh
 from flipgrad.network import Batch
+from flipgrad.sampling import fresh
 from reference import assert_same, batch, chain, fully_connected, gradients, noise_like
 
 F64 = torch.float64

@@ -5,8 +5,8 @@ from unbiasedness import assert_unbiased, random_net
 
 import flipgrad as fg
 from flipgrad.estimators._paths import Path
-from flipgrad.layers import fresh
 from flipgrad.network import Batch
+from flipgrad.sampling import fresh
 
 
 @pytest.mark.parametrize("noise", [fg.Laplace(), fg.Uniform(1.5)], ids=["laplace", "uniform"])

@@ -13,8 +13,8 @@ from unbiasedness import (
 import flipgrad as fg
 import reference
 from flipgrad.estimators._paths import Path
-from flipgrad.layers import given
 from flipgrad.network import Batch
+from flipgrad.sampling import given
 from reference import assert_same, build, chain, fully_connected, gradients
 
 

@@ -5,8 +5,8 @@ from unbiasedness import Broken, assert_caught, assert_unbiased, exact_gradients
 
 import flipgrad as fg
 from flipgrad.estimators._paths import Path
-from flipgrad.layers import fresh
 from flipgrad.network import Batch
+from flipgrad.sampling import fresh
 
 
 @pytest.mark.parametrize(("samples", "alpha"), [(2, 0.0), (4, 0.3)])

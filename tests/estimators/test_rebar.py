@@ -6,8 +6,8 @@ from unbiasedness import assert_caught, assert_unbiased, random_net
 import flipgrad as fg
 from flipgrad.estimators._control import PACE
 from flipgrad.estimators._paths import Path
-from flipgrad.layers import fresh
 from flipgrad.network import Batch
+from flipgrad.sampling import fresh
 
 DRAWS = 5000
 

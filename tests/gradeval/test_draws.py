@@ -9,7 +9,7 @@ from torch import nn
 import flipgrad as fg
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.gradeval.draws import Problem, Sampler, one_by_one, vectorised
-from flipgrad.layers import fresh
+from flipgrad.sampling import fresh
 
 DRAWS = 3
 

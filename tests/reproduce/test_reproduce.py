@@ -148,15 +148,15 @@ def test_claims_follow_the_numbers():
     assert "after 100: ARM with 1 draw; even with many on average ARM" in found.numbers
 
 
-def test_growing_advantage_needs_every_step(tmp_path):
-    paths = {}
+def test_growing_advantage_needs_every_step():
+    tables = {}
     for name, arm in (("small", 1.0), ("middle", 3.0), ("large", 2.0)):
-        table = {"PSA": entry(0.1, 0.02, 0), "ST": entry(0.1, 0.1, 0.09), "ARM": entry(arm, 0.3, 0)}
-        paths[name] = tmp_path / f"{name}.json"
-        paths[name].write_text(json.dumps({"estimators": table}))
-    assert not any(claim.holds for claim in advantage_grows(paths, "width"))
-    del paths["large"]
-    assert all(claim.holds for claim in advantage_grows(paths, "width"))
+        tables[name] = [Table({"PSA": entry(0.1, 0.02, 0), "ARM": entry(factor * arm, 0.3, 0)}) for factor in (0.5, 2.0)]
+    claim = advantage_grows(tables, "PSA", "width")
+    assert not claim.holds
+    assert "10 (5 to 20) for small, 30 (15 to 60) for middle, 20 (10 to 40) for large" in claim.numbers
+    del tables["large"]
+    assert advantage_grows(tables, "PSA", "width").holds
 
 
 def test_claims_are_readable():

@@ -11,8 +11,8 @@ from flipgrad import gradeval as measure
 from flipgrad.data import toy
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.gradeval.draws import Problem, Sampler, default_workers, one_by_one
-from flipgrad.layers import fresh
 from flipgrad.objectives import CrossEntropy
+from flipgrad.sampling import fresh
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference import reference_training
 

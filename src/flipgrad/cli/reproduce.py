@@ -41,7 +41,7 @@ def reproduce(
         with working(console) as work:
             shop = Workshop(folder, scale, seed, work.advance, overwrite=overwrite)
             for name in EXPERIMENTS if "all" in names else dict.fromkeys(names):
-                console.print(EXPERIMENTS[name].reproduce(shop), highlight=False, markup=False)
+                console.print(EXPERIMENTS[name].reproduce(shop), highlight=False, markup=False, soft_wrap=True)
     except KeyboardInterrupt:
         console.print(f"Interrupted. What was measured is in {folder}; the same command goes on from there.")
         raise

@@ -33,6 +33,7 @@ namespace portable {
 #define FLIPGRAD_BYTES 16
 #include "lanes.inc"
 #include "flip_kernels.inc"
+#include "flip_few.inc"
 #include "flip_driver.inc"
 #undef FLIPGRAD_INLINE
 #undef FLIPGRAD_BYTES
@@ -45,6 +46,7 @@ namespace avx2 {
 #define FLIPGRAD_BYTES 32
 #include "lanes.inc"
 #include "flip_kernels.inc"
+#include "flip_few.inc"
 #include "flip_driver.inc"
 #undef FLIPGRAD_INLINE
 #undef FLIPGRAD_BYTES

@@ -19,10 +19,10 @@ from flipgrad.errors import InputError
 from flipgrad.estimators._draws import conditional
 from flipgrad.estimators._paths import Path, PathEstimator, per_example, value_and_slope
 from flipgrad.estimators._tails import continued_with
-from flipgrad.layers import fresh
 from flipgrad.network import Batch, Sequential
 from flipgrad.noise import Noise
 from flipgrad.objectives import Objective
+from flipgrad.sampling import fresh
 
 # The weight of the past in the running average of the squared length.
 MEMORY = 0.99

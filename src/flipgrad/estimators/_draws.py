@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.layers import Draw
 from flipgrad.noise import Noise
+from flipgrad.sampling import Draw
 
 
 def check_temperature(estimator: object, t: float) -> float:

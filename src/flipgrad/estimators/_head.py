@@ -38,15 +38,15 @@ def flipped_losses(readout: Readout, x: Tensor, outputs: Tensor, objective: Obje
 
 
 def _linear(readout: Readout, head: nn.Linear, x: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
-    units = x.flatten(1)
-    # [units, K]
+    # [units, B], [K, B] and [units, K]: the batch goes last, where operations are fast, and K may be as small as 1.
+    units, transposed = x.flatten(1).t().contiguous(), outputs.t().contiguous()
     weight = folded_weight(head.weight, readout.tail, x).t()
 
     def losses(outputs: Tensor, weight: Tensor, states: Tensor) -> Tensor:
-        return evaluate(objective, outputs - 2 * states.t()[:, :, None] * weight[:, None])
+        return evaluate(objective, (outputs - 2 * weight[:, :, None] * states[:, None]).transpose(1, 2))
 
     size = max(1, CHUNK // max(1, outputs.numel()))
-    return _chunked([(losses, (outputs, weight[i : i + size], units[:, i : i + size])) for i in range(0, units.shape[1], size)])
+    return _chunked([(losses, (transposed, weight[i : i + size], units[i : i + size])) for i in range(0, len(units), size)])
 
 
 def _general(readout: Readout, x: Tensor, objective: Objective) -> Tensor:

@@ -14,11 +14,12 @@ from flipgrad.errors import InputError
 from flipgrad.estimators._base import LocalEstimator
 from flipgrad.estimators._draws import own_draws
 from flipgrad.estimators._head import is_linear
-from flipgrad.layers import Draw, LayerCall
+from flipgrad.layers import LayerCall
 from flipgrad.network import Sequential
 from flipgrad.noise import Normal
 from flipgrad.objectives import Objective, evaluate
 from flipgrad.plan import Apply, Branch, Step
+from flipgrad.sampling import Draw
 
 
 class MomentEstimator(LocalEstimator):

@@ -47,6 +47,9 @@ class PSA(LocalEstimator):
             binary layer right before the head.
         flip_head: whether the loss is evaluated at every flip of the last layer's units. A linear head does that fast, any
             other module is evaluated on all flipped states; False linearises the head instead, as ST does.
+        tolerance: the relative error that is allowed in every layer's flip product; large layers then cost two or three
+            ordinary products (:func:`flipgrad.flips.explain` tells). It is far below the noise of one draw.
+        exact: never approximate.
 
     >>> import torch, flipgrad as fg
     >>> net = fg.Sequential(fg.BinaryLinear(2, 4), fg.BinaryLinear(4, 4), head=torch.nn.Linear(4, 2))
@@ -57,13 +60,23 @@ class PSA(LocalEstimator):
     unbiased_in = "one hidden layer, the last layer's parameters"
     citation = "Shekhovtsov, Yanush, Flach 2020"
 
-    def __init__(self, *, head: HeadGradient = "sampled", flip_head: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        head: HeadGradient = "sampled",
+        flip_head: bool = True,
+        tolerance: float = 1e-3,
+        exact: bool = False,
+    ) -> None:
         if head not in ("sampled", "enhanced"):
             raise InputError(f"PSA(head={head!r}): choose 'sampled' or 'enhanced'")
         if head == "enhanced" and not flip_head:
             raise InputError(
                 "PSA(head='enhanced', flip_head=False): the enhanced head averages over flips; leave flip_head=True"
             )
+        if not 0 < tolerance < 1:
+            raise InputError(f"PSA(tolerance={tolerance}): give a relative error between 0 and 1, e.g. 1e-3, or exact=True")
+        self.tolerance = 0.0 if exact else tolerance
         self.head_gradient: HeadGradient = head
         self.flip_head = flip_head
 
@@ -76,7 +89,7 @@ class PSA(LocalEstimator):
         flipped = call.x if call.binary else None
         weight = call.affine.parameter.detach()
         states: Tensor = _FlipStates.apply(  # type: ignore[no-untyped-call]
-            a, flipped, weight, call.sample(a), call.affine, call.noise
+            a, flipped, weight, call.sample(a), call.affine, call.noise, self.tolerance
         )
         return states
 
@@ -114,12 +127,14 @@ class _FlipStates(torch.autograd.Function):
     """Sampled states; backward, 2F'(a) to the pre-activations and the flip product to the binary input."""
 
     @staticmethod
-    def forward(a: Tensor, x: Tensor | None, weight: Tensor, states: Tensor, affine: Affine, noise: Noise) -> Tensor:
+    def forward(
+        a: Tensor, x: Tensor | None, weight: Tensor, states: Tensor, affine: Affine, noise: Noise, tolerance: float
+    ) -> Tensor:
         return states.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        a, x, weight, _, ctx.affine, ctx.noise = inputs
+        a, x, weight, _, ctx.affine, ctx.noise, ctx.tolerance = inputs
         ctx.save_for_backward(a, x, weight)
 
     @staticmethod
@@ -127,13 +142,14 @@ class _FlipStates(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, x, weight = ctx.saved_tensors
         grad_a = 2 * ctx.noise.pdf(a) * grad if ctx.needs_input_grad[0] else None
-        grad_x = ctx.affine.flip_product(x, a, grad, weight, ctx.noise) if ctx.needs_input_grad[1] else None
-        return grad_a, grad_x, None, None, None, None
+        flip = (x, a, grad, weight, ctx.noise, ctx.tolerance)
+        grad_x = ctx.affine.flip_product(*flip) if ctx.needs_input_grad[1] else None
+        return grad_a, grad_x, None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
         """Draws are one large batch where they share the weight, else evaluated one by one."""
-        *tensors, affine, noise = inputs
+        *tensors, affine, noise, tolerance = inputs
         leading: Any = [
             [None] * info.batch_size if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
             for t, dim in zip(tensors, in_dims[:4], strict=True)
@@ -142,8 +158,8 @@ class _FlipStates(torch.autograd.Function):
         a, x, weight, states = leading
         if bool((weight == weight[:1]).all()):
             units = x.flatten(0, 1) if isinstance(x, Tensor) else None
-            return apply(a.flatten(0, 1), units, weight[0], states.flatten(0, 1), affine, noise).view_as(states), 0
-        return torch.stack([apply(*each, affine, noise) for each in zip(*leading, strict=True)]), 0
+            return apply(a.flatten(0, 1), units, weight[0], states.flatten(0, 1), affine, noise, tolerance).view_as(states), 0
+        return torch.stack([apply(*each, affine, noise, tolerance) for each in zip(*leading, strict=True)]), 0
 
 
 @final

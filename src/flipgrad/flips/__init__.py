@@ -1,9 +1,165 @@
 r"""Flip products: the gradient in binary states, :math:`u_i = x_i \sum_j [F(a_j) - F(a_j - 2A_{ji}x_i)]\, g_j`.
 
-The one hard operation of PSA. ``naive`` is its definition; ``vectorized`` is exact and works in bounded memory. The
-functions here choose: every caller asks this module, never a particular implementation.
+The one hard operation of PSA. ``naive`` is its definition; ``vectorized`` is exact for every noise, in tensor operations;
+``native`` is exact for logistic noise, compiled; ``separable`` is ordinary products, to a tolerance. The functions here
+choose by :mod:`flipgrad.flips.choice`, and are operators of torch, so that they compile and are one node of a graph.
 """
 
-from flipgrad.flips.vectorized import conv2d, linear
+from __future__ import annotations
 
-__all__ = ["conv2d", "linear"]
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flipgrad.errors import InputError
+from flipgrad.flips import native, separable, vectorized
+from flipgrad.flips.choice import Choice, choose, common_dtype, explain
+from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
+
+__all__ = ["Choice", "choose", "conv2d", "explain", "linear"]
+
+# Operators of torch take numbers and strings, so a noise goes in by its name and scale.
+KINDS: dict[str, type[Noise]] = {kind.__name__: kind for kind in (Laplace, Logistic, Normal, Uniform)}
+
+
+def linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, *, tolerance: float = 0.0) -> Tensor:
+    """The flip product of a fully connected layer.
+
+    Args:
+        x: states [B, in]; a zero is no unit and gets no gradient.
+        a: pre-activations [B, out] of ``x``.
+        grad: the gradient [B, out] in the layer's output states.
+        weight: [out, in].
+        noise: the layer's noise.
+        tolerance: the relative L2 error that is allowed; 0 is exact.
+
+    Returns:
+        The discrete gradient [B, in] in the states ``x``.
+    """
+    if type(noise) is not KINDS.get(type(noise).__name__):
+        # A noise of the user's own: the same, but no operator.
+        return _linear(x, a, grad, weight, noise, tolerance)
+    u: Tensor = torch.ops.flipgrad.flip_linear(x, a, grad, weight, type(noise).__name__, noise.scale, tolerance)
+    return u
+
+
+def conv2d(
+    x: Tensor,
+    a: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    noise: Noise,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    groups: int = 1,
+    *,
+    tolerance: float = 0.0,
+) -> Tensor:
+    """The flip product of a convolution with zero padding.
+
+    Args:
+        x: states [B, C, H, W]; a zero is no unit and gets no gradient.
+        a: pre-activations [B, out, H', W'] of ``x``.
+        grad: the gradient [B, out, H', W'] in the layer's output states.
+        weight: [out, C / groups, kh, kw].
+        noise: the layer's noise.
+        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
+        tolerance: the relative L2 error that is allowed; 0 is exact.
+
+    Returns:
+        The discrete gradient [B, C, H, W] in the states ``x``.
+    """
+    geometry = (stride, padding, dilation, groups)
+    if type(noise) is not KINDS.get(type(noise).__name__):
+        return _conv2d(x, a, grad, weight, noise, tolerance, *geometry)
+    u: Tensor = torch.ops.flipgrad.flip_conv2d(x, a, grad, weight, type(noise).__name__, noise.scale, tolerance, *geometry)
+    return u
+
+
+def _linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float) -> Tensor:
+    dtype = common_dtype(x, a, grad, weight)
+    states, a, grad, weight = (t.detach().to(dtype) for t in (x, a, grad, weight))
+    choice = choose(weight, noise, len(x), tolerance)
+    if choice.kernel == "separable" and choice.plan is not None:
+        u = separable.product(states, a, grad, weight, noise, choice.plan)
+    else:
+        u = (native if choice.kernel == "native" else vectorized).linear(states, a, grad, weight, noise)
+    return u.to(x.dtype)
+
+
+def _conv2d(
+    x: Tensor,
+    a: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    noise: Noise,
+    tolerance: float,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+) -> Tensor:
+    geometry = (stride, padding, dilation, groups)
+    dtype = common_dtype(x, a, grad, weight)
+    states, a, grad, weight = (t.detach().to(dtype) for t in (x, a, grad, weight))
+    choice = choose(weight, noise, a.numel() // max(1, a.shape[1]), tolerance)
+    if choice.kernel == "separable" and choice.plan is not None:
+        u = separable.product(states, a, grad, weight, noise, choice.plan, *geometry)
+    else:
+        u = (native if choice.kernel == "native" else vectorized).conv2d(states, a, grad, weight, noise, *geometry)
+    return u.to(x.dtype)
+
+
+def _noise(name: str, scale: float) -> Noise:
+    if name not in KINDS:
+        raise InputError(f"noise {name!r}: the operator knows {', '.join(KINDS)}; call flipgrad.flips.linear or conv2d")
+    return KINDS[name](scale)
+
+
+def _pair(values: Sequence[int]) -> tuple[int, int]:
+    return values[0], values[1]
+
+
+def _linear_operator(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: str, scale: float, tolerance: float) -> Tensor:
+    return _linear(x, a, grad, weight, _noise(noise, scale), tolerance).contiguous()
+
+
+def _conv2d_operator(
+    x: Tensor,
+    a: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    noise: str,
+    scale: float,
+    tolerance: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
+    u = _conv2d(x, a, grad, weight, _noise(noise, scale), tolerance, *geometry)
+    return u.contiguous(memory_format=native.memory_format(x))
+
+
+def _fake_linear(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake_conv2d(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x, memory_format=native.memory_format(x))
+
+
+_ARGUMENTS = "Tensor x, Tensor a, Tensor grad, Tensor weight, str noise, float scale, float tolerance"
+torch.library.define("flipgrad::flip_linear", f"({_ARGUMENTS}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+torch.library.define(
+    "flipgrad::flip_conv2d",
+    f"({_ARGUMENTS}, int[2] stride, int[2] padding, int[2] dilation, int groups) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.impl("flipgrad::flip_linear", "default", _linear_operator)
+torch.library.impl("flipgrad::flip_conv2d", "default", _conv2d_operator)
+torch.library.register_fake("flipgrad::flip_linear", _fake_linear)
+torch.library.register_fake("flipgrad::flip_conv2d", _fake_conv2d)

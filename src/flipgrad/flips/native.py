@@ -251,7 +251,7 @@ def _product(
 ) -> Tensor:
     """The flip product of a convolution whose shapes are right."""
     dtype = _computed_in(x.dtype)
-    u = torch.empty(x.shape, dtype=dtype, memory_format=_format(x))
+    u = torch.empty(x.shape, dtype=dtype, memory_format=memory_format(x))
     if u.numel() == 0:
         return u.to(x.dtype)
     tensors = [t.detach().to(dtype) for t in (x, a, grad, weight)]
@@ -291,7 +291,8 @@ def _largest(t: Tensor) -> float:
     return max(-low.item(), high.item())
 
 
-def _format(x: Tensor) -> torch.memory_format:
+def memory_format(x: Tensor) -> torch.memory_format:
+    """The memory format that a result like ``x`` is given."""
     channels_last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if channels_last else torch.contiguous_format
 
@@ -326,7 +327,7 @@ def _check_memory(status: int) -> None:
 
 
 def _fake_conv2d(x: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(x, memory_format=_format(x))
+    return torch.empty_like(x, memory_format=memory_format(x))
 
 
 def _fake_contiguous(t: Tensor, *_: object) -> Tensor:
@@ -354,3 +355,19 @@ for _name, _schema, _implementation, _fake in _OPERATORS:
     torch.library.define(f"flipgrad::{_name}", _schema, tags=torch.Tag.pt2_compliant_tag)
     torch.library.impl(f"flipgrad::{_name}", "cpu", _implementation)
     torch.library.register_fake(f"flipgrad::{_name}", _fake)
+
+
+def _vmap(name: str) -> None:
+    """Elements of a draw are told apart by their index, so that many draws are one large tensor."""
+    operator = getattr(torch.ops.flipgrad, name)
+
+    def rule(info: object, in_dims: tuple[int | None, ...], t: Tensor, *arguments: object) -> tuple[Tensor, int]:
+        if in_dims[0] is None:
+            raise InputError("sampling under torch.vmap: the draws share their pre-activations; expand these to one for each")
+        return operator(t.movedim(in_dims[0], 0), *arguments), 0
+
+    torch.library.register_vmap(f"flipgrad::{name}", rule)
+
+
+_vmap("sample_states_native")
+_vmap("sample_states_from_probability_native")

@@ -18,18 +18,19 @@ from typing import final
 
 import numpy
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from flipgrad.errors import InputError
 from flipgrad.estimators import Estimator
-from flipgrad.layers import Draw, LayerCall, fresh
+from flipgrad.layers import LayerCall
 from flipgrad.network import Batch, Sequential
 from flipgrad.noise import Noise
 from flipgrad.objectives import Objective
+from flipgrad.sampling import Draw, Stream, fresh
 
-# Pre-activations of all draws that are evaluated together, so that one operation's numbers stay in a core's cache.
-CHUNK = 2**19
+# Pre-activations of all draws that are evaluated together: enough that the work outweighs the calls, few enough for memory.
+CHUNK = 2**20
 # Gradient entries of all draws that are held together.
 LARGEST = 2**24
 
@@ -105,7 +106,7 @@ class Sampler:
         self.seed = seed
         self.estimator = copy.deepcopy(estimator)
         # An ordinary estimate: reports what is wrong in the ordinary way, and lets the estimator build what it needs.
-        one_by_one(problem, self.estimator, 1, fresh(self._generator(0)))
+        one_by_one(problem, self.estimator, 1, self._stream(0))
         if isinstance(self.estimator, nn.Module):
             self.estimator.requires_grad_(False)
         self.vectorised = self._can_vectorise()
@@ -130,18 +131,17 @@ class Sampler:
             yield from _in_order(pool, work, sizes, ahead=2 * self.workers)
 
     def _chunk(self, problem: Problem, estimator: Estimator, count: int, number: int) -> Tensor:
-        draw = fresh(self._generator(number + 1))
         method = vectorised if self.vectorised else one_by_one
-        return method(problem, estimator, count, draw)
+        return method(problem, estimator, count, self._stream(number + 1))
 
-    def _generator(self, number: int) -> Generator:
+    def _stream(self, number: int) -> Stream:
         (state,) = numpy.random.SeedSequence([*self.seed, number]).generate_state(1, numpy.uint64)
-        return torch.Generator(self.problem.x.device).manual_seed(int(state) >> 1)
+        return Stream(int(state) >> 1, self.problem.x.device)
 
     def _can_vectorise(self) -> bool:
         try:
             with _side_by_side(1):
-                vectorised(self.problem, copy.deepcopy(self.estimator), 2, fresh(self._generator(0)))
+                vectorised(self.problem, copy.deepcopy(self.estimator), 2, self._stream(0))
         except (RuntimeError, NotImplementedError):
             # It does something that torch cannot do for many draws at once, such as to remember each one.
             return False
@@ -185,6 +185,8 @@ def one_by_one(problem: Problem, estimator: Estimator, count: int, draw: Draw, n
 
 def replay(noise: Sequence[Tensor], draw: Draw) -> Draw:
     """A source that gives the values in ``noise`` in turn, then those of ``draw``."""
+    if not noise:
+        return draw
     remaining = iter(noise)
 
     def source(distribution: Noise, a: Tensor) -> Tensor:

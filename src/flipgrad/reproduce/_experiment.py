@@ -92,16 +92,20 @@ class Workshop:
             (folder / name).mkdir(exist_ok=True)
         self.data: Split = toy(seed=seed).train
 
-    def network(self, widths: Sequence[int], epoch: int, epochs: Sequence[int]) -> Sequential:
-        """The network of these ``widths`` after ``epoch``, trained now (and kept at all ``epochs``) if it is not there yet."""
-        paths = {at: self.folder / "networks" / f"{_name(widths)}-epoch-{at}.safetensors" for at in epochs}
+    def network(self, widths: Sequence[int], epoch: int, epochs: Sequence[int], number: int = 0) -> Sequential:
+        """The network of these ``widths`` after ``epoch``, trained now (and kept at all ``epochs``) if it is not there yet.
+
+        ``number`` tells several trainings of the same kind apart.
+        """
+        name = _name(widths) + (f"-number-{number}" if number else "")
+        paths = {at: self.folder / "networks" / f"{name}-epoch-{at}.safetensors" for at in epochs}
         if not paths[epoch].exists():
             nets = reference_training(
                 self.data,
                 widths,
                 epochs,
-                seed=self.seed,
-                report=lambda _: self.report(f"train {_name(widths)}", 1, max(epochs)),
+                seed=self.seed + number,
+                report=lambda _: self.report(f"train {name}", 1, max(epochs)),
             )
             for at, net in nets.items():
                 files.write(paths[at], safetensors.torch.save(net.state_dict()))
@@ -113,21 +117,28 @@ class Workshop:
         return net
 
     def measure(
-        self, widths: Sequence[int], epoch: int, epochs: Sequence[int], estimators: Sequence[str], samples: int
+        self,
+        widths: Sequence[int],
+        epoch: int,
+        epochs: Sequence[int],
+        estimators: Sequence[str],
+        samples: int,
+        number: int = 0,
     ) -> Path:
         """The result file with the accuracies of ``estimators``; measured now, those that are not there yet."""
-        path = self.folder / "measured" / f"{_name(widths)}-epoch-{epoch}-{samples}.json"
+        name = _name(widths) + (f"-number-{number}" if number else "")
+        path = self.folder / "measured" / f"{name}-epoch-{epoch}-{samples}.json"
         found = _read(path) if path.exists() else {"estimators": {}}
-        net, x, objective = self.network(widths, epoch, epochs), self.data.x, CrossEntropy(self.data.y)
+        net, x, objective = self.network(widths, epoch, epochs, number), self.data.x, CrossEntropy(self.data.y)
         named = gradeval.by_name(estimators, lambda: exact.expected_loss(net, x, objective).detach())
-        missing = {name: estimator for name, estimator in named.items() if name not in found["estimators"]}
+        missing = {label: estimator for label, estimator in named.items() if label not in found["estimators"]}
         total = samples * len(missing)
-        for name, estimator in missing.items():
+        for label, estimator in missing.items():
 
-            def report(_: str, new: int, name: str = name) -> None:
-                self.report(f"{_name(widths)}, epoch {epoch}: {name}", new, total)
+            def report(_: str, new: int, label: str = label) -> None:
+                self.report(f"{name}, epoch {epoch}: {label}", new, total)
 
-            result = gradeval.evaluate(net, x, objective, {name: estimator}, samples, seed=self.seed, report=report).to_dict()
+            result = gradeval.evaluate(net, x, objective, {label: estimator}, samples, seed=self.seed, report=report).to_dict()
             found = {**result, "estimators": {**found["estimators"], **result["estimators"]}}
             # After every estimator: an interruption loses one of them at most.
             files.write_json(path, {**found, "widths": list(widths), "epoch": epoch})

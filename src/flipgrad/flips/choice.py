@@ -1,0 +1,131 @@
+"""Which implementation of the flip product to use: the cheapest one that is accurate enough, by a measured cost model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from flipgrad.errors import InputError
+from flipgrad.flips import native, separable
+from flipgrad.noise import Logistic, Noise
+
+Kernel = Literal["separable", "native", "vectorized"]
+
+# Seconds, measured on two cores of a server from 2023; only their ratios decide.
+#   of a call of each kernel (for the separable one, to find the plan);
+CALL = {"separable": 1.5e-3, "native": 5e-5, "vectorized": 3e-4}
+#   of a term in each exact kernel, and where weights are above 2 scales in the native one;
+TERM = {"native": 8e-11, "vectorized": 3e-9}
+LARGE_TERM, LARGE = 2.2e-10, 2.0
+#   of a term in an ordinary product, of which the separable kernel takes as many as its rank;
+PRODUCT = 1.8e-11
+#   of one function of one pre-activation: in closed form for logistic noise, by the cdf for others.
+FUNCTION = {True: 1.5e-9, False: 6e-9}
+
+
+class Layer(Protocol):
+    """What is asked of a layer: a weight and a noise."""
+
+    weight: Tensor
+    noise: Noise
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A decision for one layer.
+
+    Attributes:
+        kernel: the implementation.
+        plan: of the separable one, if it was considered.
+        seconds: the estimated time of every implementation that could be used.
+        reason: why, in words.
+    """
+
+    kernel: Kernel
+    plan: separable.Plan | None
+    seconds: dict[str, float]
+    reason: str
+
+
+def choose(weight: Tensor, noise: Noise, places: int, tolerance: float) -> Choice:
+    """Decide for a layer.
+
+    Args:
+        weight: [out, in, ...], of a fully connected layer or a convolution.
+        noise: the layer's noise.
+        places: output positions, those of all examples together.
+        tolerance: the relative L2 error that is allowed; 0 asks for an exact kernel.
+    """
+    if not 0 <= tolerance < 1:
+        raise InputError(f"tolerance={tolerance}: the tolerance is a relative error from 0 (exact) to below 1, e.g. 1e-3")
+    terms, activations = places * weight.numel(), places * weight.shape[0]
+    seconds, exact, why = _exact(weight, noise, terms)
+    if tolerance == 0:
+        return Choice(exact, None, seconds, f"exact was asked for; {why}")
+    function = FUNCTION[isinstance(noise, Logistic)]
+    # The least that the separable kernel takes: one product.
+    least = CALL["separable"] + terms * PRODUCT + activations * function
+    if seconds[exact] <= least:
+        return Choice(exact, None, {**seconds, "separable": least}, f"small enough for the exact kernel; {why}")
+    plan = separable.plan(weight, noise, tolerance)
+    if not plan.reachable:
+        text = f"no separable form within {tolerance:g} for weights up to {plan.limit:.2g} and {noise}; {why}"
+        return Choice(exact, plan, seconds, text)
+    rank = plan.rank_e + plan.rank_o
+    seconds["separable"] = CALL["separable"] + rank * (terms * PRODUCT + activations * function)
+    form = f"the separable form of rank {plan.rank_e} + {plan.rank_o} has an error of {plan.estimated_error:.1e}"
+    if seconds["separable"] <= seconds[exact]:
+        return Choice("separable", plan, seconds, f"{form}, within {tolerance:g}, and costs {rank} ordinary products")
+    return Choice(exact, plan, seconds, f"{form} but costs more than the exact kernel; {why}")
+
+
+def explain(layer: Layer, *, places: int = 2**14, tolerance: float = 1e-3) -> str:
+    """What :class:`flipgrad.PSA` would use for a layer, and why.
+
+    Args:
+        layer: a binary layer.
+        places: output positions of all examples together: the batch size, times the output's height and width for a
+            convolution.
+        tolerance: as for PSA; 0 is ``PSA(exact=True)``.
+
+    >>> import flipgrad as fg
+    >>> fg.flips.explain(fg.BinaryLinear(4, 4), places=10).split(";")[0].partition(": ")[2]
+    'small enough for the exact kernel'
+    """
+    choice = choose(layer.weight.detach(), layer.noise, places, tolerance)
+    times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in sorted(choice.seconds.items(), key=lambda i: i[1]))
+    return f"{choice.kernel}: {choice.reason} (estimated: {times})"
+
+
+def _exact(weight: Tensor, noise: Noise, terms: int) -> tuple[dict[str, float], Kernel, str]:
+    """The times of the exact kernels, the best of them, and why it is."""
+    seconds = {"vectorized": CALL["vectorized"] + terms * TERM["vectorized"]}
+    if not isinstance(noise, Logistic):
+        return seconds, "vectorized", f"the compiled kernel is for logistic noise, this is {noise}"
+    if weight.device.type != "cpu":
+        return seconds, "vectorized", f"the compiled kernel is for the processor, the weight is on {weight.device}"
+    if not native.available():
+        return seconds, "vectorized", f"the compiled kernel is missing ({native.reason()})"
+    # Looking at the weights is worth it only where much is at stake.
+    large = terms * LARGE_TERM > CALL["separable"] and _largest(weight) > LARGE * noise.scale
+    seconds["native"] = CALL["native"] + terms * (LARGE_TERM if large else TERM["native"])
+    return seconds, "native", "the compiled kernel is the fastest exact one"
+
+
+def _largest(weight: Tensor) -> float:
+    if not weight.numel():
+        return 0.0
+    largest = float(weight.detach().abs().max())
+    return largest if math.isfinite(largest) else math.inf
+
+
+def common_dtype(*tensors: Tensor) -> torch.dtype:
+    """The dtype to compute in: the widest of the tensors', at least float32."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype

@@ -1,0 +1,100 @@
+"""Sources of noise: new noise from a generator or a numbered stream, or noise that is handed in.
+
+A source gives Z for a layer's pre-activations. Where only the states sign(a - Z) are wanted it may give these directly,
+without ever making Z: on the processor, compiled code compares counter-based random numbers with the probabilities.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, final
+
+import torch
+from torch import Generator, Tensor
+
+from flipgrad.errors import InputError
+from flipgrad.flips import native
+from flipgrad.noise import Noise, sign
+
+# From so many units on, compiled sampling is worth its call.
+WORTH_IT = 2**13
+
+
+class Draw(Protocol):
+    """A source of noise: gives Z for the pre-activations of a layer with that noise, to be broadcast over them."""
+
+    def __call__(self, noise: Noise, a: Tensor, /) -> Tensor: ...
+
+
+def states(draw: Draw, noise: Noise, a: Tensor) -> Tensor:
+    """States sign(a - Z) with the source's noise, without a gradient."""
+    a = a.detach()
+    if isinstance(draw, Fresh | Stream):
+        return draw.states(noise, a)
+    return sign(a - draw(noise, a))
+
+
+def fresh(generator: Generator | None) -> Fresh:
+    """A source of new noise."""
+    return Fresh(generator)
+
+
+@final
+class Fresh:
+    """New noise from a torch generator: the same state of it gives the same noise."""
+
+    def __init__(self, generator: Generator | None) -> None:
+        self.generator = generator
+
+    def __call__(self, noise: Noise, a: Tensor, /) -> Tensor:
+        return noise.sample_like(a, generator=self.generator)
+
+    def states(self, noise: Noise, a: Tensor) -> Tensor:
+        """States of units with pre-activations ``a``."""
+        if not _can_compile(a) or a.numel() < WORTH_IT:
+            return noise.sample_sign(a, self.generator)
+        seed = int(torch.randint(2**62, (), generator=self.generator))
+        return native.sample_states(a, noise, seed)
+
+
+@final
+class Stream:
+    """New noise from a seed, in an order of its own: independent of torch's generators, and of how draws are vectorised.
+
+    Under ``torch.vmap`` every draw gets noise of its own.
+
+    Args:
+        seed: from 0 to 2**63 - 1.
+        device: of the pre-activations.
+    """
+
+    def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
+        self.seed = seed
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self._count = 0
+
+    def __call__(self, noise: Noise, a: Tensor, /) -> Tensor:
+        return noise.sample_like(a, generator=self.generator)
+
+    def states(self, noise: Noise, a: Tensor) -> Tensor:
+        """States of units with pre-activations ``a``."""
+        if not _can_compile(a):
+            return noise.sample_sign(a, self.generator)
+        self._count += 1
+        return native.sample_states(a, noise, self.seed, self._count)
+
+
+def given(z: Tensor) -> Draw:
+    """A source that returns the noise ``z``, if it broadcasts to the pre-activations."""
+
+    def draw(noise: Noise, a: Tensor, /) -> Tensor:
+        sizes = zip(reversed(z.shape), reversed(a.shape), strict=False)
+        if z.dim() > a.dim() or any(n not in (1, m) for n, m in sizes):
+            raise InputError(f"noise of shape {list(z.shape)} does not broadcast to pre-activations {list(a.shape)}")
+        return z.to(a.dtype)
+
+    return draw
+
+
+def _can_compile(a: Tensor) -> bool:
+    """Whether compiled sampling takes these pre-activations."""
+    return native.available() and a.device.type == "cpu" and not torch.compiler.is_compiling()
