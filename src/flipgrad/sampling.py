@@ -50,7 +50,7 @@ class Fresh:
 
     def states(self, noise: Noise, a: Tensor) -> Tensor:
         """States of units with pre-activations ``a``."""
-        if not _can_compile(a) or a.numel() < WORTH_IT:
+        if not native.usable(a) or a.numel() < WORTH_IT:
             return noise.sample_sign(a, self.generator)
         seed = int(torch.randint(2**62, (), generator=self.generator))
         return native.sample_states(a, noise, seed)
@@ -77,7 +77,7 @@ class Stream:
 
     def states(self, noise: Noise, a: Tensor) -> Tensor:
         """States of units with pre-activations ``a``."""
-        if not _can_compile(a):
+        if not native.usable(a):
             return noise.sample_sign(a, self.generator)
         self._count += 1
         return native.sample_states(a, noise, self.seed, self._count)
@@ -93,8 +93,3 @@ def given(z: Tensor) -> Draw:
         return z.to(a.dtype)
 
     return draw
-
-
-def _can_compile(a: Tensor) -> bool:
-    """Whether compiled sampling takes these pre-activations."""
-    return native.available() and a.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -31,9 +31,34 @@ struct SampleProblem {
   int64_t portable;
 };
 
+// The functions of the pre-activations in the separable flip product, for images of `block` elements each: those of `evens`
+// nodes s, given by cosh(s), are written one after the other for every image, and those of the odd part likewise.
+struct FeatureProblem {
+  int64_t images, block, evens, odds;
+  const double* cosh_steps;
+  // Which of the even nodes the odd functions belong to.
+  const int64_t* odd_nodes;
+  double scale;
+  int64_t threads;
+  int64_t portable;
+};
+
+// The functions of `count` weights w in the separable flip product: polynomials in 2 (w / limit)^2 - 1 with `terms` coefficients
+// each, lowest power first; the first `odd_powers` of them times w, the others times w^2.
+struct WeightProblem {
+  int64_t count, functions, odd_powers, terms;
+  const double* coefficients;
+  double limit;
+  int64_t threads;
+  int64_t portable;
+};
+
 // All return 0, or 1 when memory ran out; the flip products also 2 when weights are too large for the kernels.
 int flipgrad_flip_f32(const FlipProblem* problem, const float* x, const float* a, const float* grad, const float* weight, float* u);
 int flipgrad_flip_f64(const FlipProblem* problem, const double* x, const double* a, const double* grad, const double* weight, double* u);
+
+int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* even, float* odd);
+int flipgrad_weights_f32(const WeightProblem* problem, const float* weight, float* out);
 
 // States +1 where a uniform number is below F(a / scale), F the sigmoid, else -1.
 int flipgrad_sample_logistic_f32(const SampleProblem* problem, const float* a, float* states);

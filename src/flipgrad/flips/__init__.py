@@ -81,7 +81,7 @@ def conv2d(
 def _linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float) -> Tensor:
     dtype = common_dtype(x, a, grad, weight)
     states, a, grad, weight = (t.detach().to(dtype) for t in (x, a, grad, weight))
-    choice = choose(weight, noise, len(x), tolerance)
+    choice = choose(weight, noise, len(x), tolerance, a=a)
     if choice.kernel == "separable" and choice.plan is not None:
         u = separable.product(states, a, grad, weight, noise, choice.plan)
     else:
@@ -104,7 +104,7 @@ def _conv2d(
     geometry = (stride, padding, dilation, groups)
     dtype = common_dtype(x, a, grad, weight)
     states, a, grad, weight = (t.detach().to(dtype) for t in (x, a, grad, weight))
-    choice = choose(weight, noise, a.numel() // max(1, a.shape[1]), tolerance)
+    choice = choose(weight, noise, a.numel() // max(1, a.shape[1]), tolerance, a=a)
     if choice.kernel == "separable" and choice.plan is not None:
         u = separable.product(states, a, grad, weight, noise, choice.plan, *geometry)
     else:

@@ -26,6 +26,9 @@ PRODUCT = 1.8e-11
 #   of one function of one pre-activation: in closed form for logistic noise, by the cdf for others.
 FUNCTION = {True: 1.5e-9, False: 6e-9}
 
+# Pre-activations that are looked at.
+SOME = 2**14
+
 
 class Layer(Protocol):
     """What is asked of a layer: a weight and a noise."""
@@ -51,7 +54,7 @@ class Choice:
     reason: str
 
 
-def choose(weight: Tensor, noise: Noise, places: int, tolerance: float) -> Choice:
+def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor | None = None) -> Choice:
     """Decide for a layer.
 
     Args:
@@ -59,6 +62,7 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float) -> Choic
         noise: the layer's noise.
         places: output positions, those of all examples together.
         tolerance: the relative L2 error that is allowed; 0 asks for an exact kernel.
+        a: the pre-activations, of which the spread is looked at.
     """
     if not 0 <= tolerance < 1:
         raise InputError(f"tolerance={tolerance}: the tolerance is a relative error from 0 (exact) to below 1, e.g. 1e-3")
@@ -71,7 +75,7 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float) -> Choic
     least = CALL["separable"] + terms * PRODUCT + activations * function
     if seconds[exact] <= least:
         return Choice(exact, None, {**seconds, "separable": least}, f"small enough for the exact kernel; {why}")
-    plan = separable.plan(weight, noise, tolerance)
+    plan = separable.plan(weight, noise, tolerance, spread=math.inf if a is None else _spread(a))
     if not plan.reachable:
         text = f"no separable form within {tolerance:g} for weights up to {plan.limit:.2g} and {noise}; {why}"
         return Choice(exact, plan, seconds, text)
@@ -121,6 +125,12 @@ def _largest(weight: Tensor) -> float:
         return 0.0
     largest = float(weight.detach().abs().max())
     return largest if math.isfinite(largest) else math.inf
+
+
+def _spread(a: Tensor) -> float:
+    """The root mean square of some of the pre-activations."""
+    flat = a.detach().flatten()
+    return float(flat[:: max(1, len(flat) // SOME)].float().square().mean().sqrt()) if len(flat) else 0.0
 
 
 def common_dtype(*tensors: Tensor) -> torch.dtype:

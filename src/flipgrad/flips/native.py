@@ -15,6 +15,7 @@ False and :func:`reason` says why.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,12 +65,39 @@ class _SampleProblem(ctypes.Structure):
     )
 
 
+class _FeatureProblem(ctypes.Structure):
+    """``FeatureProblem`` of csrc/flipgrad.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("images", "block", "evens", "odds")),
+        ("cosh_steps", ctypes.POINTER(ctypes.c_double)),
+        ("odd_nodes", ctypes.POINTER(ctypes.c_int64)),
+        ("scale", ctypes.c_double),
+        ("threads", ctypes.c_int64),
+        ("portable", ctypes.c_int64),
+    )
+
+
+class _WeightProblem(ctypes.Structure):
+    """``WeightProblem`` of csrc/flipgrad.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("count", "functions", "odd_powers", "terms")),
+        ("coefficients", ctypes.POINTER(ctypes.c_double)),
+        ("limit", ctypes.c_double),
+        ("threads", ctypes.c_int64),
+        ("portable", ctypes.c_int64),
+    )
+
+
 def _load() -> tuple[ctypes.CDLL | None, str]:
     """The library, or why there is none."""
     if not LIBRARY.exists():
         return None, f"{LIBRARY} does not exist: install the package where there is a C++ compiler (pip install .)"
     try:
         library = ctypes.CDLL(str(LIBRARY))
+        library.flipgrad_features_f32.argtypes = [ctypes.POINTER(_FeatureProblem), *[ctypes.c_void_p] * 4]
+        library.flipgrad_weights_f32.argtypes = [ctypes.POINTER(_WeightProblem), *[ctypes.c_void_p] * 2]
         for suffix in _SUFFIX.values():
             getattr(library, f"flipgrad_flip_{suffix}").argtypes = [ctypes.POINTER(_FlipProblem), *[ctypes.c_void_p] * 5]
             for of in ("logistic", "probability"):
@@ -86,6 +114,11 @@ _library, _reason = _load()
 def available() -> bool:
     """Whether the compiled library is there."""
     return _library is not None
+
+
+def usable(t: Tensor) -> bool:
+    """Whether the library is there and takes tensors like ``t`` now: on the processor, and not while a graph is captured."""
+    return available() and t.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def reason() -> str:
@@ -171,6 +204,71 @@ def sample_states_from_probability(probability: Tensor, seed: int, offset: int =
     _check_not_negative(seed=seed, offset=offset)
     states: Tensor = torch.ops.flipgrad.sample_states_from_probability_native(probability, seed, offset)
     return states
+
+
+def logistic_features(
+    a: Tensor, grad: Tensor, scale: float, steps: Sequence[float], odd_nodes: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """The functions of the pre-activations in the separable flip product, in one pass; see ``_basis.features``.
+
+    Args:
+        a: pre-activations [B, C, ...], contiguous, float32.
+        grad: what to multiply by, likewise.
+        scale: of the noise.
+        steps: the nodes.
+        odd_nodes: those among them for which the function of O is wanted too.
+
+    Returns:
+        The functions of E [B, len(steps) C, ...] and of O [B, len(odd_nodes) C, ...], node after node.
+    """
+    batch, channels, *places = a.shape
+    even = a.new_empty(batch, len(steps) * channels, *places)
+    odd = a.new_empty(batch, len(odd_nodes) * channels, *places)
+    problem = _FeatureProblem(
+        images=batch,
+        block=a[0].numel() if batch else 0,
+        evens=len(steps),
+        odds=len(odd_nodes),
+        cosh_steps=(ctypes.c_double * len(steps))(*map(math.cosh, steps)),
+        odd_nodes=(ctypes.c_int64 * len(odd_nodes))(*odd_nodes),
+        scale=scale,
+        threads=torch.get_num_threads(),
+        portable=PORTABLE,
+    )
+    pointers = (t.data_ptr() for t in (a, grad, even, odd))
+    _check_memory(_function("features", torch.float32)(ctypes.byref(problem), *pointers))
+    return even, odd
+
+
+def weight_functions(
+    weight: Tensor, even: Sequence[Sequence[float]], odd: Sequence[Sequence[float]], limit: float
+) -> tuple[Tensor, Tensor]:
+    """The functions of the weights in the separable flip product, in one pass.
+
+    Args:
+        weight: [out, ...], contiguous, float32.
+        even: coefficients of the polynomials in 2 (w / limit)^2 - 1, lowest power first, that are multiplied by w.
+        odd: of those that are multiplied by w^2.
+        limit: the largest weight.
+
+    Returns:
+        The functions [len(even) out, ...] and [len(odd) out, ...].
+    """
+    terms = max(len(coefficients) for coefficients in (*even, *odd))
+    padded = [c for coefficients in (*even, *odd) for c in (*coefficients, *[0.0] * (terms - len(coefficients)))]
+    out = weight.new_empty(len(even) + len(odd), *weight.shape)
+    problem = _WeightProblem(
+        count=weight.numel(),
+        functions=len(out),
+        odd_powers=len(even),
+        terms=terms,
+        coefficients=(ctypes.c_double * len(padded))(*padded),
+        limit=limit,
+        threads=torch.get_num_threads(),
+        portable=PORTABLE,
+    )
+    _check_memory(_function("weights", torch.float32)(ctypes.byref(problem), weight.data_ptr(), out.data_ptr()))
+    return out[: len(even)].flatten(0, 1), out[len(even) :].flatten(0, 1)
 
 
 def _check(noise: Noise, **tensors: Tensor) -> None:

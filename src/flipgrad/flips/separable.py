@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips import _basis
+from flipgrad.flips import _basis, native
 from flipgrad.flips._basis import HIGHEST, LOWEST, PER_OCTAVE, SMALLEST_TOP
 from flipgrad.noise import Logistic, Noise
 
@@ -42,6 +42,17 @@ CHUNK = 2**21
 
 # The estimated error is this much larger than the computed one: layers differ, and few of their units may be active.
 MARGIN = 1.5
+
+# Pre-activations with a root mean square of up to so many scales are taken as normal.
+NARROW = 1.25
+
+# Weights that the histogram counts: of more, so many at even distances. The largest one is always found.
+COUNTED = 2**15
+
+# Plans are kept for distributions of weights that are told apart to 1/16 octave in size, far within the margin; so many.
+FINENESS, MOST_PLANS = 16, 4096
+SMALLEST_SQUARE = 1e-30
+_plans: dict[tuple[object, ...], Plan] = {}
 
 # The largest ratio of the largest weight to their root mean square that is told apart, in half octaves.
 MAX_SPREAD = 12
@@ -88,16 +99,18 @@ class Plan:
         return len(self.odd)
 
 
-def plan(weight: Tensor, noise: Noise, tolerance: float = 1e-3) -> Plan:
+def plan(weight: Tensor, noise: Noise, tolerance: float = 1e-3, *, spread: float = math.inf) -> Plan:
     """The least ranks that keep the product's relative error within the tolerance, for these weights.
 
-    It reads one histogram of the weights from their device. Everything else is cached: it depends on the noise, the largest
-    weight (rounded up to a quarter octave) and its ratio to their root mean square.
+    It reads three numbers from the weights' device: their largest, and their second and fourth moments (of many weights, of
+    some of them). Plans are kept for these, finely rounded; a new one needs a histogram of the weights.
 
     Args:
         weight: the layer's weights, of any shape.
         noise: the layer's noise.
         tolerance: the relative L2 error of the product that is allowed, e.g. 1e-3.
+        spread: the root mean square of the pre-activations, if known; where it is small the estimate is that of normal
+            pre-activations, and need not allow for others.
 
     Returns:
         The plan; where no rank up to :data:`MAX_RANK` is enough, the most accurate one, marked as not reachable.
@@ -109,19 +122,32 @@ def plan(weight: Tensor, noise: Noise, tolerance: float = 1e-3) -> Plan:
     """
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance={tolerance}: the tolerance is a relative error between 0 and 1, e.g. 1e-3")
+    narrow = spread <= NARROW * noise.scale
+    some = _some(weight)
+    key = (noise, tolerance, narrow, weight.dtype, *_summary(some / noise.scale))
+    if key not in _plans:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        _plans[key] = _make_plan(some, noise, tolerance, narrow)
+    return _plans[key]
+
+
+def _make_plan(weight: Tensor, noise: Noise, tolerance: float, narrow: bool) -> Plan:
     counts = _histogram(weight, noise)
     top = max(int(counts.nonzero().amax()) + LOWEST if weight.numel() else LOWEST, SMALLEST_TOP)
     counts = counts[: top + 1 - LOWEST]
     bins = _basis.bin_steps(top)
     typical = math.sqrt(float((counts * bins**2).sum() / counts.sum().clamp(min=1)))
-    spread = round(2 * math.log2(float(bins[-1]) / typical)) if typical > 0 else MAX_SPREAD
+    octaves = round(2 * math.log2(float(bins[-1]) / typical)) if typical > 0 else MAX_SPREAD
+    # The first two distributions of the pre-activations are normal, with a standard deviation of up to 1 scale.
+    distributions = slice(0, 2) if narrow else slice(None)
     eps = torch.finfo(_wide(weight.dtype)).eps
     # Steps so small that differences of probabilities would lose more than a tenth of the tolerance are no nodes.
     smallest = 0.0 if isinstance(noise, Logistic) else 2.0 ** math.ceil(math.log2(10 * eps / tolerance))
 
     def fitted(rank: int, rank_o: int) -> tuple[float, int, _basis.Basis]:
-        basis = _basis.basis(noise, top, min(max(spread, 1), MAX_SPREAD), smallest, rank)
-        return _error(basis, rank_o, counts, eps), rank_o, basis
+        basis = _basis.basis(noise, top, min(max(octaves, 1), MAX_SPREAD), smallest, rank)
+        return _error(basis, rank_o, counts, eps, distributions), rank_o, basis
 
     best = fitted(1, 0)
     for total in range(2, 2 * MAX_RANK + 1):
@@ -203,13 +229,9 @@ def product(
     """The flip product by a plan: that of :func:`conv2d` for states with four dimensions, else that of :func:`linear`."""
     dtype, wide = x.dtype, _wide(x.dtype)
     x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
-    square = weight * weight
-    # All ranks are further output channels of one layer.
-    kernels_even = _join(_weights(weight, square, plan.even, plan.limit), 0, groups)
-    kernels_odd = _join(_weights(square, square, plan.odd, plan.limit), 0, groups) if plan.odd else None
+    kernels_even, kernels_odd = _kernels(weight, plan, groups)
 
-    def backward(products: list[Tensor], kernels: Tensor, x: Tensor) -> Tensor:
-        outputs = _join(products, 1, groups)
+    def backward(outputs: Tensor, kernels: Tensor, x: Tensor) -> Tensor:
         if x.dim() == 2:
             return outputs @ kernels
         shape = stride, padding, dilation, False, (0, 0), groups
@@ -217,10 +239,10 @@ def product(
         return u
 
     def examples(x: Tensor, a: Tensor, grad: Tensor) -> Tensor:
-        even, odd = _basis.features(a, grad, plan.steps, tuple(f.node for f in plan.odd), noise)
+        even, odd = _features(a, grad, plan, noise, groups)
         u = backward(even, kernels_even, x)
         # Times x twice, not once: a zero is no unit.
-        if kernels_odd is None:
+        if not plan.odd:
             return u.mul_(x).mul_(x)
         # Its memory is good for the next result.
         del even
@@ -231,6 +253,26 @@ def product(
         return examples(x, a, grad).to(dtype)
     size = math.ceil(len(x) / math.ceil(a.numel() / CHUNK))
     return torch.cat([examples(*some) for some in zip(*(t.split(size) for t in (x, a, grad)), strict=True)]).to(dtype)
+
+
+def _kernels(weight: Tensor, plan: Plan, groups: int) -> tuple[Tensor, Tensor]:
+    """The functions of the weights, all ranks as further output channels of one layer; those of O may be none."""
+    if groups == 1 and weight.is_contiguous() and weight.dtype == torch.float32 and native.usable(weight):
+        even, odd = ([f.coefficients for f in functions] for functions in (plan.even, plan.odd))
+        return native.weight_functions(weight, even, odd, plan.limit)
+    square = weight * weight
+    kernels = _join(_weights(weight, square, plan.even, plan.limit), 0, groups)
+    return kernels, _join(_weights(square, square, plan.odd, plan.limit), 0, groups) if plan.odd else weight.new_empty(0)
+
+
+def _features(a: Tensor, grad: Tensor, plan: Plan, noise: Noise, groups: int) -> tuple[Tensor, Tensor]:
+    """The functions of the pre-activations, as further output channels; those of O may be none."""
+    nodes = tuple(f.node for f in plan.odd)
+    plain = groups == 1 and a.is_contiguous() and grad.is_contiguous() and a.dtype == torch.float32
+    if plain and isinstance(noise, Logistic) and native.usable(a):
+        return native.logistic_features(a, grad, noise.scale, plan.steps, nodes)
+    even, odd = _basis.features(a, grad, plan.steps, nodes, noise)
+    return _join(even, 1, groups), _join(odd, 1, groups) if odd else a.new_empty(0)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -246,20 +288,38 @@ def _reached(plan: Plan) -> Plan:
     return plan
 
 
+def _some(weight: Tensor) -> Tensor:
+    """The weights, or of many of them some at even distances and the largest, in at least float32."""
+    flat = weight.detach().flatten()
+    if len(flat) > COUNTED:
+        flat = torch.cat([flat[:: -(-len(flat) // COUNTED)], torch.stack(torch.aminmax(flat))])
+    return flat.to(_wide(flat.dtype))
+
+
+def _summary(weight: Tensor) -> tuple[int, ...]:
+    """What tells distributions of weights apart: the logarithms of their largest, of their second and fourth moments."""
+    if not len(weight):
+        return ()
+    square = weight.square()
+    numbers = torch.stack([square.amax(), square.mean(), square.square().mean().sqrt()]).clamp_(min=SMALLEST_SQUARE)
+    return tuple(math.floor(FINENESS * n / 2) if math.isfinite(n) else 0 for n in numbers.double().log2_().tolist())
+
+
 def _histogram(weight: Tensor, noise: Noise) -> Tensor:
     """How many weights are in each bin of their absolute value, in float64, on the CPU."""
-    size = weight.detach().to(_wide(weight.dtype)).abs().div_(noise.scale).log2_()
+    size = weight.abs().div_(noise.scale).log2_()
     # A weight that is no number is beyond every range.
     bins = size.mul_(PER_OCTAVE).nan_to_num_(nan=HIGHEST).floor_().clamp_(LOWEST, HIGHEST).sub_(LOWEST)
     return torch.bincount(bins.flatten().int(), minlength=HIGHEST - LOWEST + 1).cpu().double()
 
 
-def _error(basis: _basis.Basis, rank_o: int, counts: Tensor, eps: float) -> float:
+def _error(basis: _basis.Basis, rank_o: int, counts: Tensor, eps: float, distributions: slice) -> float:
     """The relative L2 error of the product. Over symmetric a the errors of E, even, and of O, odd, are orthogonal."""
     odd = basis.odd[rank_o]
     left = basis.even.error + odd.error + eps**2 * (basis.even.rounding + odd.rounding)
     energy = basis.signal @ counts
-    return MARGIN * math.sqrt(float((left @ counts / energy.clamp(min=torch.finfo(energy.dtype).tiny)).amax()))
+    errors = left @ counts / energy.clamp(min=torch.finfo(energy.dtype).tiny)
+    return MARGIN * math.sqrt(float(errors[distributions].amax()))
 
 
 def _functions(fit: _basis.Fit, factor: float) -> tuple[Function, ...]:

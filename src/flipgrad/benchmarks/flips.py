@@ -1,0 +1,118 @@
+"""The flip product over the ordinary input gradient, for the layers of the paper's CIFAR-10 network and a wide linear one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.grad import conv2d_input
+
+from flipgrad.benchmarks._timing import interleaved
+from flipgrad.flips import native, separable, vectorized
+from flipgrad.noise import Logistic, sign
+from flipgrad.training.models import CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES
+
+BATCH, LINEAR_BATCH = 64, 256
+REPEATS = 7
+TOLERANCE = 1e-3
+# Relative L2 error above which a kernel is wrong.
+LIMITS = {"separable": TOLERANCE, "native": 1e-5}
+NOISE = Logistic()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer: channels, kernel, stride and the size of its input (0: fully connected)."""
+
+    inputs: int
+    outputs: int
+    kernel: int
+    stride: int
+    size: int
+
+    def __str__(self) -> str:
+        if not self.size:
+            return f"linear {self.inputs} -> {self.outputs}, batch {LINEAR_BATCH}"
+        shape = f"{self.kernel}x{self.kernel}, stride {self.stride}, {self.size}x{self.size}"
+        return f"conv {self.inputs} -> {self.outputs}, {shape}, batch {BATCH}"
+
+
+def flips() -> dict[str, Any]:
+    """Ratios for every layer and their geometric mean, of each kernel whose result is right."""
+    rows = {str(layer): _measure(layer) for layer in (*_convolutions(), Layer(1024, 1024, 1, 1, 0))}
+    result: dict[str, Any] = {"tolerance": TOLERANCE, "threads": torch.get_num_threads(), "layers": rows}
+    for kernel in LIMITS:
+        ratios = [row[f"{kernel}_over_gradient"] for name, row in rows.items() if name.startswith("conv")]
+        if all(ratio is not None for ratio in ratios):
+            result[f"{kernel}_geometric_mean"] = math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
+    return result
+
+
+def _convolutions() -> list[Layer]:
+    """The layers with binary inputs."""
+    layers, size = [], 32 - CIFAR_KERNELS[0] + 1
+    for (inputs, outputs), kernel, stride in zip(pairwise(CIFAR_CHANNELS), CIFAR_KERNELS[1:], CIFAR_STRIDES[1:], strict=True):
+        layers.append(Layer(inputs, outputs, kernel, stride, size))
+        size = (size - kernel) // stride + 1
+    return layers
+
+
+def _measure(layer: Layer) -> dict[str, Any]:
+    torch.manual_seed(0)
+    fan_in = layer.inputs * layer.kernel**2
+    if layer.size:
+        weight = torch.randn(layer.outputs, layer.inputs, layer.kernel, layer.kernel) / math.sqrt(fan_in)
+        x = sign(torch.randn(BATCH, layer.inputs, layer.size, layer.size))
+        a = torch.nn.functional.conv2d(x, weight, stride=layer.stride)
+    else:
+        weight = torch.randn(layer.outputs, layer.inputs) / math.sqrt(fan_in)
+        x = sign(torch.randn(LINEAR_BATCH, layer.inputs))
+        a = x @ weight.t()
+    grad = torch.randn_like(a)
+    kernels = _kernels(layer, x, a, grad, weight)
+    errors = {name: _error(layer, kernels[name], x, a, grad, weight) for name in LIMITS if name in kernels}
+    seconds = interleaved(kernels, repeats=REPEATS)
+    row: dict[str, Any] = {"gradient_seconds": seconds["gradient"]}
+    for name, limit in LIMITS.items():
+        right = name in errors and errors[name] <= limit
+        row[f"{name}_error"] = errors.get(name)
+        row[f"{name}_over_gradient"] = seconds[name] / seconds["gradient"] if right else None
+    return row
+
+
+def _kernels(layer: Layer, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
+    stride = (layer.stride, layer.stride)
+    if layer.size:
+        works: dict[str, Callable[[], Tensor]] = {
+            "gradient": lambda: conv2d_input(x.shape, weight, grad, stride),
+            "separable": lambda: separable.product(x, a, grad, weight, NOISE, _plan(weight, a), stride),
+            "native": lambda: native.conv2d(x, a, grad, weight, NOISE, stride),
+        }
+    else:
+        works = {
+            "gradient": lambda: grad @ weight,
+            "separable": lambda: separable.product(x, a, grad, weight, NOISE, _plan(weight, a)),
+            "native": lambda: native.linear(x, a, grad, weight, NOISE),
+        }
+    if not native.available():
+        del works["native"]
+    return works
+
+
+def _plan(weight: Tensor, a: Tensor) -> separable.Plan:
+    return separable.plan(weight, NOISE, TOLERANCE, spread=float(a.square().mean().sqrt()))
+
+
+def _error(layer: Layer, kernel: Callable[[], Tensor], x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> float:
+    """The relative L2 error of the first examples, against the exact product in double precision."""
+    some = [t[:2].double() for t in (x, a, grad)]
+    if layer.size:
+        expected = vectorized.conv2d(some[0], some[1], some[2], weight.double(), NOISE, (layer.stride, layer.stride))
+    else:
+        expected = vectorized.linear(some[0], some[1], some[2], weight.double(), NOISE)
+    return float((kernel()[:2] - expected).norm() / expected.norm())

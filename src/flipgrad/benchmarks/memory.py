@@ -1,0 +1,44 @@
+"""The peak memory of a training step of the paper's CIFAR-10 network, PSA over ST, each in a process of its own."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+from flipgrad.estimators import ESTIMATORS
+from flipgrad.objectives import CrossEntropy
+from flipgrad.training.models import cifar_net
+
+BATCH, STEPS = 64, 3
+METHODS = ("st", "psa")
+
+
+def memory() -> dict[str, Any]:
+    """Peak memory above that of the process with the network and the data in it, in GB, and the ratio."""
+    peaks = {name: _in_a_process(name) for name in METHODS}
+    return {"batch": BATCH, "peak_gb": peaks, "psa_over_st": peaks["psa"] / peaks["st"]}
+
+
+def _in_a_process(name: str) -> float:
+    command = f"from flipgrad.benchmarks.memory import peak; print(peak({name!r}))"
+    output = subprocess.run([sys.executable, "-c", command], check=True, capture_output=True, text=True).stdout
+    return float(output)
+
+
+def peak(name: str) -> float:
+    """Gigabytes by which a few steps raise the peak memory of this process."""
+    torch.manual_seed(0)
+    x, objective = torch.randn(BATCH, 3, 32, 32), CrossEntropy(torch.randint(10, (BATCH,)))
+    net = cifar_net()
+    net(x[:1], CrossEntropy(objective.labels[:1]), estimator=ESTIMATORS[name]()).mean().backward()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-12, momentum=0.9, nesterov=True)
+    for _ in range(STEPS):
+        optimizer.zero_grad(set_to_none=True)
+        net(x, objective, estimator=ESTIMATORS[name]()).mean().backward()
+        optimizer.step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20

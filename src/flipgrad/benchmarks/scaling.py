@@ -1,0 +1,85 @@
+"""How the cost of a PSA step grows with width, depth, batch and cores, against ST: exponents in log-log coordinates."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from flipgrad.benchmarks._timing import interleaved
+from flipgrad.estimators import PSA, ST, Estimator
+from flipgrad.gradeval.draws import default_workers
+from flipgrad.layers import BinaryConv2d
+from flipgrad.network import Sequential
+from flipgrad.objectives import CrossEntropy
+
+WIDTH, DEPTH, BATCH, SIZE = 96, 4, 32, 16
+REPEATS = 5
+# What is varied, and the power of it that the number of operations has.
+AXES: dict[str, tuple[list[int], float]] = {
+    "width": ([24, 48, 96, 192], 2.0),
+    "depth": ([2, 4, 8, 16], 1.0),
+    "batch": ([8, 16, 32, 64], 1.0),
+}
+METHODS: dict[str, Callable[[], Estimator]] = {
+    "ST": ST,
+    "PSA": PSA,
+    "PSA exact": lambda: PSA(exact=True),
+}
+
+
+def scaling() -> dict[str, Any]:
+    """Seconds of a step of every method along every axis, and the exponent between the two largest sizes."""
+    result: dict[str, Any] = {"width": WIDTH, "depth": DEPTH, "batch": BATCH, "size": SIZE, "axes": {}}
+    for axis, (values, theory) in AXES.items():
+        rows = [_step_seconds(**{axis: value}) for value in values]
+        result["axes"][axis] = _axis(values, rows, theory)
+    cores = list(range(1, default_workers(torch.device("cpu")) + 1))
+    rows = []
+    for threads in cores:
+        with _threads(threads):
+            rows.append(_step_seconds())
+    result["axes"]["cores"] = _axis(cores, rows, -1.0)
+    return result
+
+
+def _axis(values: list[int], rows: Sequence[Mapping[str, float]], theory: float) -> dict[str, Any]:
+    seconds = {name: [row[name] for row in rows] for name in METHODS}
+    exponents = {}
+    if len(values) > 1:
+        for name, column in seconds.items():
+            exponents[name] = math.log(column[-1] / column[-2]) / math.log(values[-1] / values[-2])
+    return {"values": values, "seconds": seconds, "exponent": exponents, "theory": theory}
+
+
+def _step_seconds(width: int = WIDTH, depth: int = DEPTH, batch: int = BATCH) -> dict[str, float]:
+    torch.manual_seed(0)
+    channels = [3, *[width] * depth]
+    layers = [BinaryConv2d(n, m, 3, padding=1) for n, m in itertools.pairwise(channels)]
+    net = Sequential(*layers, nn.AvgPool2d(SIZE), nn.Flatten(), head=nn.Linear(width, 10))
+    x, objective = torch.randn(batch, 3, SIZE, SIZE), CrossEntropy(torch.randint(10, (batch,)))
+    net.initialize(x)
+
+    def run(rule: Estimator) -> Callable[[], None]:
+        def step() -> None:
+            net.zero_grad(set_to_none=True)
+            net(x, objective, estimator=rule).mean().backward()
+
+        return step
+
+    return interleaved({name: run(make()) for name, make in METHODS.items()}, repeats=REPEATS)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

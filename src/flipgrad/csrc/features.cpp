@@ -1,0 +1,97 @@
+// The functions of pre-activations and of weights in the separable flip product: entry points, and the split over threads.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <new>
+
+#include "flipgrad.h"
+#include "pool.h"
+#include "targets.h"
+
+namespace flipgrad {
+namespace {
+
+constexpr int64_t kMostFeatures = 16;
+
+namespace portable {
+#define FLIPGRAD_TARGET
+#define FLIPGRAD_BYTES 16
+#include "lanes.inc"
+#include "feature_kernels.inc"
+#undef FLIPGRAD_INLINE
+#undef FLIPGRAD_BYTES
+#undef FLIPGRAD_TARGET
+}  // namespace portable
+
+#ifdef FLIPGRAD_X86
+namespace avx2 {
+#define FLIPGRAD_TARGET FLIPGRAD_AVX2
+#define FLIPGRAD_BYTES 32
+#include "lanes.inc"
+#include "feature_kernels.inc"
+#undef FLIPGRAD_INLINE
+#undef FLIPGRAD_BYTES
+#undef FLIPGRAD_TARGET
+}  // namespace avx2
+namespace fastest = avx2;
+#else
+namespace fastest = portable;
+#endif
+
+// Elements of one image in one task: about 10 microseconds of work.
+constexpr int64_t kElements = 8192;
+
+struct Work {
+  const FeatureProblem& problem;
+  const float *a, *grad;
+  float *even, *odd;
+  int64_t parts;
+};
+
+void some_features(void* context, int64_t task, int64_t) {
+  const Work& work = *static_cast<Work*>(context);
+  const FeatureProblem& p = work.problem;
+  const int64_t image = task / work.parts, first = task % work.parts * kElements;
+  const auto range = p.portable || !has_avx2() ? portable::feature_range : fastest::feature_range;
+  range(p, first, std::min(first + kElements, p.block), work.a + image * p.block, work.grad + image * p.block,
+        work.even + image * p.evens * p.block, work.odd + image * p.odds * p.block);
+}
+
+struct WeightWork {
+  const WeightProblem& problem;
+  const float* weight;
+  float* out;
+};
+
+void some_weights(void* context, int64_t task, int64_t) {
+  const WeightWork& work = *static_cast<WeightWork*>(context);
+  const WeightProblem& p = work.problem;
+  const auto range = p.portable || !has_avx2() ? portable::weight_range : fastest::weight_range;
+  range(p, task * kElements, std::min((task + 1) * kElements, p.count), work.weight, work.out);
+}
+
+}  // namespace
+}  // namespace flipgrad
+
+int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* even, float* odd) {
+  using namespace flipgrad;
+  if (problem->evens > kMostFeatures || problem->odds > kMostFeatures) return 2;
+  Work work{*problem, a, grad, even, odd, (problem->block + kElements - 1) / kElements};
+  try {
+    run(problem->images * work.parts, problem->threads, some_features, &work);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+int flipgrad_weights_f32(const WeightProblem* problem, const float* weight, float* out) {
+  using namespace flipgrad;
+  WeightWork work{*problem, weight, out};
+  try {
+    run((problem->count + kElements - 1) / kElements, problem->threads, some_weights, &work);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
