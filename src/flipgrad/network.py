@@ -248,7 +248,8 @@ class Readout:
                 f"the head must map states to outputs [batch, K], it gave {list(outputs.shape)} for {list(states.shape)}; one "
                 "output still needs the last dimension: nn.Linear(n, 1)"
             )
-        return outputs
+        # Flips compare losses that differ little: half the digits would not do.
+        return outputs.float() if torch.is_autocast_enabled(outputs.device.type) else outputs
 
 
 @final

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+
+import pytest
 import torch
 
 import flipgrad as fg
+from flipgrad import plots
 from flipgrad.benchmarks.gradeval import _agrees, _rate
+from flipgrad.benchmarks.memory import memory
 from flipgrad.data import toy
+from flipgrad.flips import native
 from flipgrad.gradeval.draws import Problem, Sampler
-from flipgrad.training.models import fully_connected
+from flipgrad.training.models import cifar_net, fully_connected
+
+# The package's names are those of the benchmarks; these are the modules.
+flips, scaling, step = (importlib.import_module(f"flipgrad.benchmarks.{name}") for name in ("flips", "scaling", "step"))
 
 
 def sampler(estimator: fg.Estimator) -> Sampler:
@@ -34,3 +44,63 @@ def test_wrong_draws_are_noticed(monkeypatch):
 
     monkeypatch.setattr(wrong, "draws", shifted)
     assert not _agrees(wrong)
+
+
+def test_flip_ratios_are_given_for_right_kernels_only(monkeypatch):
+    monkeypatch.setattr(flips, "REPEATS", 1)
+    monkeypatch.setattr(flips, "BATCH", 2)
+    layer = flips.Layer(6, 5, 3, 2, 9)
+    row = flips._measure(layer)
+    assert row["separable_over_gradient"] is None or row["separable_over_gradient"] > 0
+    if native.available():
+        assert row["native_over_gradient"] > 0
+        conv2d = native.conv2d
+        monkeypatch.setattr(native, "conv2d", lambda *arguments: 1.001 * conv2d(*arguments))
+        assert flips._measure(layer)["native_over_gradient"] is None
+
+
+def test_the_layers_are_those_of_the_papers_network():
+    layers = flips._convolutions()
+    assert [(layer.inputs, layer.outputs, layer.kernel, layer.stride, layer.size) for layer in layers] == [
+        (96, 96, 3, 1, 30),
+        (96, 96, 3, 2, 28),
+        (96, 192, 3, 1, 13),
+        (192, 192, 3, 1, 11),
+        (192, 192, 3, 2, 9),
+        (192, 192, 3, 1, 4),
+        (192, 192, 1, 1, 2),
+    ]
+    net = cifar_net(0.1)
+    assert [layer.weight.shape[2] for layer in net.binary_layers] == [3, 3, 3, 3, 3, 3, 3, 1]
+    assert net(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_a_step_is_measured_with_its_error(monkeypatch):
+    monkeypatch.setattr(step, "BATCH", 2)
+    monkeypatch.setattr(step, "REPEATS", 1)
+    monkeypatch.setattr(step, "cifar_net", lambda: cifar_net(0.05))
+    numbers = step._measure(1)
+    assert numbers["psa_relative_error"] <= 3e-3
+    assert numbers["psa_over_st"] > 0
+    monkeypatch.setattr(step, "LARGEST_ERROR", -1.0)
+    assert step._measure(1)["psa_over_st"] is None
+
+
+@pytest.mark.slow
+def test_psa_needs_hardly_more_memory_than_st():
+    assert memory()["psa_over_st"] <= 1.3
+
+
+def test_scaling_is_drawn_from_its_result(tmp_path, monkeypatch):
+    monkeypatch.setattr(scaling, "AXES", {"width": ([2, 4], 2.0), "batch": ([1, 2], 1.0)})
+    monkeypatch.setattr(scaling, "REPEATS", 1)
+    monkeypatch.setattr(scaling, "SIZE", 4)
+    result = scaling.scaling()
+    assert result["axes"].keys() == {"width", "batch", "cores"}
+    assert len(result["axes"]["width"]["seconds"]["PSA exact"]) == 2
+    path = tmp_path / "scaling.json"
+    path.write_text(json.dumps(result))
+    assert [file.name for file in plots.scaling(path, tmp_path / "scaling")] == ["scaling.png", "scaling.pdf"]
+    path.write_text("{}")
+    with pytest.raises(fg.InputError, match="no result of the benchmark scaling"):
+        plots.scaling(path, tmp_path / "scaling")

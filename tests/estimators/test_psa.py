@@ -9,6 +9,7 @@ from torch import nn
 import flipgrad as fg
 import reference
 from flipgrad.estimators import _head
+from flipgrad.training.models import cifar_net
 from reference import assert_same, batch, build, chain, fully_connected, gradients, mean_gradient, noise_like
 
 
@@ -282,3 +283,27 @@ def test_enhanced_head_refuses_a_concatenation():
     net = fg.Sequential(fg.BinaryLinear(2, 3), fg.Concat(nn.Identity(), fg.BinaryLinear(3, 2)), head=nn.Linear(5, 2))
     with pytest.raises(fg.InputError, match="needs a binary layer, not Concat, before the head; use head='sampled'"):
         net(torch.zeros(1, 2), fg.CrossEntropy(torch.tensor([0])), estimator=fg.PSA(head="enhanced"))
+
+
+def test_the_tolerance_bounds_the_error_of_every_layers_gradient(monkeypatch):
+    """With separable flips wherever they reach the tolerance of 1e-3, at initialisation and with grown weights."""
+    monkeypatch.setitem(fg.flips.choice.CALL, "separable", -1.0)
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 3, 32, 32), torch.arange(4)
+    for factor in (1, 3):
+        net = cifar_net(0.25).initialize(x, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            for layer in net.binary_layers:
+                layer.weight *= factor
+        # In float32, as in training; the same generator gives the same states.
+        near, exact = (
+            net(x, fg.CrossEntropy(y), estimator=rule, generator=torch.Generator().manual_seed(2)).sum()
+            for rule in (fg.PSA(), fg.PSA(exact=True))
+        )
+        assert near == exact
+        used = False
+        for g, h in zip(gradients(near, net).values(), gradients(exact, net).values(), strict=True):
+            error = ((g - h).norm() / h.norm()).item()
+            used |= error > 1e-5
+            assert error <= 3e-3
+        assert used

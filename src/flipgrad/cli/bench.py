@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flipgrad import files
+from flipgrad import files, plots
 from flipgrad.benchmarks import BENCHMARKS
 from flipgrad.errors import InputError
 
@@ -17,7 +17,7 @@ def bench(
     name: Annotated[str, typer.Argument(help=f"Benchmark: {', '.join(BENCHMARKS)}.")],
     json_file: Annotated[str, typer.Option("--json", help="Where the numbers go; - is standard output.")] = "-",
 ) -> None:
-    """Measure the speeds that flipgrad promises."""
+    """Measure the speeds that flipgrad promises: ratios of things that take turns in one run, on all cores."""
     if name not in BENCHMARKS:
         raise InputError(f"no benchmark {name!r}; choose {', '.join(BENCHMARKS)}")
     result = {"benchmark": name, **BENCHMARKS[name](), **files.provenance()}
@@ -25,3 +25,5 @@ def bench(
         typer.echo(json.dumps(result, indent=2))
     else:
         files.write_json(Path(json_file), result)
+        if name == "scaling":
+            plots.scaling(Path(json_file), Path(json_file).with_suffix(""))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
 
 import torch
@@ -113,11 +115,17 @@ def _exact(weight: Tensor, noise: Noise, terms: int) -> tuple[dict[str, float], 
     if weight.device.type != "cpu":
         return seconds, "vectorized", f"the compiled kernel is for the processor, the weight is on {weight.device}"
     if not native.available():
+        _say_once()
         return seconds, "vectorized", f"the compiled kernel is missing ({native.reason()})"
     # Looking at the weights is worth it only where much is at stake.
     large = terms * LARGE_TERM > CALL["separable"] and _largest(weight) > LARGE * noise.scale
     seconds["native"] = CALL["native"] + terms * (LARGE_TERM if large else TERM["native"])
     return seconds, "native", "the compiled kernel is the fastest exact one"
+
+
+@lru_cache(maxsize=1)
+def _say_once() -> None:
+    logging.getLogger("flipgrad").warning("flips are computed without compiled kernels, and slower: %s", native.reason())
 
 
 def _largest(weight: Tensor) -> float:

@@ -4,5 +4,6 @@ from flipgrad.plots.accuracy import cosine, rmse
 from flipgrad.plots.bias import bias_and_spread
 from flipgrad.plots.curves import training_curve
 from flipgrad.plots.results import Panel, layers
+from flipgrad.plots.scaling import scaling
 
-__all__ = ["Panel", "bias_and_spread", "cosine", "layers", "rmse", "training_curve"]
+__all__ = ["Panel", "bias_and_spread", "cosine", "layers", "rmse", "scaling", "training_curve"]

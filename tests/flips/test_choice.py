@@ -1,0 +1,215 @@
+"""The chooser: the cheapest kernel that is accurate enough, and its reasons."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import flipgrad as fg
+from flipgrad import flips
+from flipgrad.flips import choice, naive, native, separable, vectorized
+
+compiled = pytest.mark.skipif(not native.available(), reason=f"no compiled library: {native.reason()}")
+WIDE = 192, 192, 3, 3
+
+
+def weights(size: float = 1 / math.sqrt(9 * 192)) -> Tensor:
+    return torch.randn(WIDE, generator=torch.Generator().manual_seed(0)) * size
+
+
+@compiled
+def test_small_layers_are_exact_and_large_ones_separable():
+    small = choice.choose(torch.randn(5, 5), fg.Logistic(), 1000, 1e-3)
+    assert (small.kernel, small.plan) == ("native", None)
+    large = choice.choose(weights(), fg.Logistic(), 64 * 121, 1e-3)
+    assert large.kernel == "separable"
+    assert (large.plan.rank_e, large.plan.rank_o) == (1, 1)
+    assert "costs 2 ordinary products" in large.reason
+
+
+@compiled
+def test_exact_is_never_approximate():
+    assert choice.choose(weights(), fg.Logistic(), 64 * 121, 0).kernel == "native"
+    assert choice.choose(weights(), fg.Normal(), 64 * 121, 0).kernel == "vectorized"
+
+
+@compiled
+def test_large_weights_need_the_exact_kernel():
+    found = choice.choose(weights(1.0), fg.Logistic(), 64 * 121, 1e-3)
+    assert found.kernel == "native"
+    assert "no separable form within 0.001" in found.reason or "costs more" in found.reason
+
+
+def test_other_noise_is_separable_where_it_is_large():
+    assert choice.choose(weights(), fg.Normal(), 64 * 121, 1e-3).kernel == "separable"
+    assert choice.choose(torch.randn(5, 5), fg.Normal(), 10, 1e-3).kernel == "vectorized"
+
+
+@compiled
+def test_a_tighter_tolerance_never_lowers_the_rank():
+    ranks = []
+    for tolerance in (1e-2, 1e-3, 1e-4):
+        plan = separable.plan(weights(0.05), fg.Logistic(), tolerance)
+        ranks.append(plan.rank_e + plan.rank_o)
+    assert ranks == sorted(ranks)
+    assert ranks[0] < ranks[-1]
+
+
+def test_narrow_pre_activations_need_no_higher_rank():
+    wide, narrow = (separable.plan(weights(1 / math.sqrt(864)), fg.Logistic(), 1e-3, spread=s) for s in (3.0, 1.0))
+    assert narrow.estimated_error <= 1e-3
+    assert narrow.rank_e + narrow.rank_o <= wide.rank_e + wide.rank_o
+
+
+@pytest.mark.parametrize("size", [1 / math.sqrt(864), 1 / math.sqrt(1728), 0.1, 0.3])
+def test_the_chosen_kernel_keeps_the_tolerance(size):
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(96, 96, 3, 3, generator=generator) * size
+    x = torch.randint(0, 2, (4, 96, 12, 12), generator=generator) * 2.0 - 1
+    a = torch.nn.functional.conv2d(x, weight)
+    grad = torch.randn(a.shape, generator=generator)
+    expected = vectorized.conv2d(x.double(), a.double(), grad.double(), weight.double(), fg.Logistic())
+    for tolerance in (1e-2, 1e-3, 0.0):
+        u = flips.conv2d(x, a, grad, weight, fg.Logistic(), tolerance=tolerance)
+        error = ((u - expected).norm() / expected.norm()).item()
+        assert error <= max(tolerance, 1e-5)
+
+
+def test_explain_tells_the_kernel_the_reason_and_the_times():
+    layer = fg.BinaryConv2d(96, 96, 3)
+    text = flips.explain(layer, places=64 * 28 * 28)
+    assert text.startswith("separable: the separable form of rank 1 + 1 has an error of")
+    assert "ms" in text
+    assert "exact was asked for" in flips.explain(layer, tolerance=0)
+    assert "this is Normal(scale=1.0)" in flips.explain(fg.BinaryLinear(3, 3, noise=fg.Normal()), places=5)
+
+
+def test_a_missing_library_is_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(native, "_library", None)
+    monkeypatch.setattr(native, "_reason", "there was no compiler")
+    choice._say_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "flipgrad"):
+        for _ in range(3):
+            found = choice.choose(torch.randn(5, 5), fg.Logistic(), 10, 1e-3)
+    choice._say_once.cache_clear()
+    assert found.kernel == "vectorized"
+    assert "there was no compiler" in found.reason
+    assert [record.message for record in caplog.records] == [
+        "flips are computed without compiled kernels, and slower: there was no compiler"
+    ]
+
+
+@pytest.mark.parametrize("tolerance", [-1e-3, 1.0, math.nan])
+def test_impossible_tolerances_are_refused(tolerance):
+    with pytest.raises(fg.InputError, match="tolerance"):
+        choice.choose(torch.randn(5, 5), fg.Logistic(), 10, tolerance)
+    with pytest.raises(fg.InputError, match=r"PSA\(tolerance=.*exact=True"):
+        fg.PSA(tolerance=tolerance)
+
+
+def arguments(dtype=torch.float32) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randint(0, 2, (3, 4, 7, 6), generator=generator).to(dtype) * 2 - 1
+    weight = torch.randn(5, 4, 3, 2, generator=generator, dtype=dtype)
+    a = torch.nn.functional.conv2d(x, weight, padding=1)
+    return x, a, torch.randn(a.shape, generator=generator, dtype=dtype), weight
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-3])
+def test_operators_pass_opcheck(tolerance):
+    x, a, grad, weight = arguments()
+    geometry = ((1, 1), (1, 1), (1, 1), 1)
+    conv2d = torch.ops.flipgrad.flip_conv2d.default
+    torch.library.opcheck(conv2d, (x, a, grad, weight, "Logistic", 1.0, tolerance, *geometry))
+    torch.library.opcheck(conv2d, (x, a, grad, weight, "Normal", 1.5, tolerance, *geometry))
+    linear = (torch.ones(3, 4), torch.randn(3, 5), torch.randn(3, 5), torch.randn(5, 4))
+    torch.library.opcheck(torch.ops.flipgrad.flip_linear.default, (*linear, "Laplace", 1.0, tolerance))
+
+
+def test_operators_refuse_unknown_noise():
+    linear = (torch.ones(3, 4), torch.randn(3, 5), torch.randn(3, 5), torch.randn(5, 4))
+    with pytest.raises(fg.InputError, match="the operator knows Laplace, Logistic"):
+        torch.ops.flipgrad.flip_linear(*linear, "Cauchy", 1.0, 0.0)
+
+
+class Steeper(fg.Logistic.__mro__[1]):
+    """A noise of the user's own: logistic with half the scale."""
+
+    def _cdf(self, t):
+        return torch.sigmoid(2 * t)
+
+    def _log_cdf(self, t):
+        return torch.nn.functional.logsigmoid(2 * t)
+
+    def _pdf(self, t, order):
+        f = torch.sigmoid(2 * t) * torch.sigmoid(-2 * t)
+        return 2 * f
+
+    def _icdf(self, u):
+        return torch.logit(u) / 2
+
+    def _mean_sign(self, t):
+        return torch.tanh(t)
+
+    def _variance(self):
+        return math.pi**2 / 12
+
+
+def test_noise_of_the_users_own_works():
+    x, a, grad, weight = arguments(torch.float64)
+    expected = flips.conv2d(x, a, grad, weight, fg.Logistic(0.5), padding=(1, 1))
+    assert torch.allclose(flips.conv2d(x, a, grad, weight, Steeper(), padding=(1, 1)), expected)
+    units, pre = x[:, :, 0, 0], x[:, :, 0, 0] @ weight[:, :, 0, 0].t()
+    expected = naive.linear(units, weight[:, :, 0, 0], None, grad[:, :, 0, 0], fg.Logistic(0.5))
+    assert torch.allclose(flips.linear(units, pre, grad[:, :, 0, 0], weight[:, :, 0, 0], Steeper()), expected)
+    states = torch.tensor([1.0, -1.0])
+    a = torch.tensor([0.3, -2.0])
+    assert torch.allclose(Steeper().score(states, a), fg.Logistic(0.5).score(states, a))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32(dtype):
+    x, a, grad, weight = arguments()
+    halves = [t.to(dtype) for t in (x, a, grad, weight)]
+    exact = flips.conv2d(*(t.float() for t in halves), fg.Logistic(), padding=(1, 1))
+    u = flips.conv2d(*halves, fg.Logistic(), padding=(1, 1))
+    assert u.dtype == dtype
+    assert torch.equal(u, exact.to(dtype))
+    mixed = flips.conv2d(halves[0], halves[1], halves[2], weight, fg.Logistic(), padding=(1, 1))
+    assert mixed.dtype == dtype
+
+
+@compiled
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("shape", [(3, 7), (2, 5, 3, 5), (0, 4), (1, 1, 1, 1)])
+def test_compiled_features_are_those_of_torch(shape, portable, monkeypatch):
+    from flipgrad.flips import _basis
+
+    monkeypatch.setattr(native, "PORTABLE", portable)
+    generator = torch.Generator().manual_seed(0)
+    a, grad = torch.randn(shape, generator=generator) * 30, torch.randn(shape, generator=generator)
+    steps, nodes = (0.1, 0.7, 2.0), (0, 2)
+    even, odd = native.logistic_features(a, grad, 1.5, steps, nodes)
+    expected = _basis.features(a.double(), grad.double(), steps, nodes, fg.Logistic(1.5))
+    for actual, wanted in zip((even, odd), expected, strict=True):
+        assert torch.allclose(actual.double(), torch.cat(wanted, 1), rtol=1e-5, atol=1e-30)
+
+
+@compiled
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("shape", [(3, 7), (2, 5, 3, 3), (1, 1)])
+def test_compiled_weight_functions_are_those_of_torch(shape, portable, monkeypatch):
+    monkeypatch.setattr(native, "PORTABLE", portable)
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).clamp(-2, 2)
+    even, odd = [(0.5, 0.1), (1.0,)], [(0.3, -0.2, 0.1)]
+    square = weight * weight
+    expected = [
+        torch.cat(separable._weights(leading, square, [separable.Function(0, tuple(c)) for c in some], 2.0))
+        for leading, some in ((weight, even), (square, odd))
+    ]
+    for actual, wanted in zip(native.weight_functions(weight, even, odd, 2.0), expected, strict=True):
+        assert torch.allclose(actual, wanted, rtol=1e-5, atol=1e-7)

@@ -1,0 +1,81 @@
+"""torch.compile sees a PSA step as one graph, and mixed precision keeps flips in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import flipgrad as fg
+
+
+def problem() -> tuple[fg.Sequential, torch.Tensor, fg.CrossEntropy, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    net = fg.Sequential(
+        fg.BinaryConv2d(1, 4, 3),
+        fg.BinaryConv2d(4, 4, 3, padding=1),
+        nn.Flatten(),
+        fg.BinaryLinear(4 * 36, 8),
+        head=nn.Linear(8, 3),
+    )
+    z = [torch.randn(5, 4, 6, 6), torch.randn(5, 4, 6, 6), torch.randn(5, 8)]
+    return net, torch.randn(5, 1, 8, 8), fg.CrossEntropy(torch.randint(3, (5,))), z
+
+
+def gradients(net: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, list(net.parameters())))
+
+
+def assert_compiles(rule: fg.Estimator, backend: str) -> None:
+    net, x, objective, z = problem()
+
+    def step(x: torch.Tensor, *z: torch.Tensor) -> torch.Tensor:
+        return net(x, objective, estimator=rule, noise=list(z)).mean()
+
+    expected = gradients(net, step(x, *z))
+    torch._dynamo.reset()
+    actual = gradients(net, torch.compile(step, fullgraph=True, backend=backend)(x, *z))
+    for g, h in zip(actual, expected, strict=True):
+        assert torch.allclose(g, h, rtol=1e-4, atol=1e-6)
+    drawn = torch.compile(lambda x: net(x, objective, estimator=rule).mean(), fullgraph=True, backend=backend)(x)
+    assert all(bool(torch.isfinite(g).all()) for g in gradients(net, drawn))
+
+
+RULES = [fg.PSA(), fg.PSA(exact=True), fg.PSA(head="enhanced"), fg.ST()]
+NAMES = ["psa", "psa-exact", "psa-enhanced", "st"]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("rule", RULES, ids=NAMES)
+def test_a_step_is_one_graph_with_the_same_gradients(rule):
+    assert_compiles(rule, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("rule", RULES, ids=NAMES)
+def test_a_step_compiles_with_inductor(rule):
+    assert_compiles(rule, "inductor")
+
+
+def test_autocast_computes_flips_and_losses_in_float32(monkeypatch):
+    net, x, objective, z = problem()
+    seen = []
+    choose = fg.flips.choose
+
+    def note(weight, *arguments, **options):
+        seen.append(weight.dtype)
+        return choose(weight, *arguments, **options)
+
+    monkeypatch.setattr("flipgrad.flips.choose", note)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = net(x, objective, estimator=fg.PSA(), noise=z)
+    assert losses.dtype == torch.float32
+    mixed = gradients(net, losses.mean())
+    assert set(seen) == {torch.float32}
+    assert len(seen) == 2
+    full = gradients(net, net(x, objective, estimator=fg.PSA(), noise=z).mean())
+    for g, h in zip(mixed, full, strict=True):
+        assert g.dtype == torch.float32
+        # Pre-activations have 8 bits; a unit near its threshold may change its state.
+        assert torch.nn.functional.cosine_similarity(g.flatten(), h.flatten(), 0) > 0.9
