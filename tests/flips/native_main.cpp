@@ -142,6 +142,51 @@ bool samples_right(Sample sample, int64_t count) {
   return true;
 }
 
+bool close(double actual, double right) { return std::fabs(actual - right) <= 1e-5 * std::fabs(right) + 1e-30; }
+
+// The functions of pre-activations in the separable form, at two nodes, of which the second has an odd function too.
+bool features_right(int64_t images, int64_t block) {
+  const double cosh_steps[] = {1.02, 3.7};
+  const int64_t odd_nodes[] = {1};
+  const int64_t count = images * block;
+  const Memory<float> a = numbers<float>(count, 20), grad = numbers<float>(count, 1);
+  for (int64_t threads : {1, 3}) {
+    for (int64_t portable : {0, 1}) {
+      const FeatureProblem p{images, block, 2, 1, cosh_steps, odd_nodes, 1.5, threads, portable};
+      Memory<float> even = numbers<float>(2 * count, 1e30), odd = numbers<float>(count, 1e30);
+      if (flipgrad_features_f32(&p, a.get(), grad.get(), even.get(), odd.get()) != 0) return false;
+      for (int64_t i = 0; i < count; ++i) {
+        const double t = a[i] / 1.5;
+        for (int64_t r = 0; r < 2; ++r) {
+          const int64_t at = (i / block * 2 + r) * block + i % block;
+          const double right = grad[i] / (std::cosh(t) + cosh_steps[r]);
+          if (!close(even[at], right)) return false;
+          if (r == 1 && !close(odd[i], -std::tanh(t / 2) * right)) return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
+// The functions of weights: w (2 + c) and w^2 (3 + c), c = 2 (w / limit)^2 - 1.
+bool weights_right(int64_t count) {
+  const double coefficients[] = {2, 1, 3, 1};
+  const Memory<float> weight = numbers<float>(count, 0.5);
+  for (int64_t threads : {1, 3}) {
+    for (int64_t portable : {0, 1}) {
+      const WeightProblem p{count, 2, 1, 2, coefficients, 4.0, threads, portable};
+      Memory<float> out = numbers<float>(2 * count, 1e30);
+      if (flipgrad_weights_f32(&p, weight.get(), out.get()) != 0) return false;
+      for (int64_t i = 0; i < count; ++i) {
+        const double w = weight[i], c = 2 * w * w / 16 - 1;
+        if (!close(out[i], w * (2 + c)) || !close(out[count + i], w * w * (3 + c))) return false;
+      }
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 int main() {
@@ -150,6 +195,7 @@ int main() {
       {9, 1, 33, 3, 3, 5, {2, 3}, {2, 1}, {1, 2}, {1, 1}},   {2, 3, 3, 2, 6, 7, {3, 3}, {1, 2}, {1, 1}, {2, 1}},
       {17, 1, 20, 33, 1, 1, {1, 1}, {1, 1}, {0, 0}, {1, 1}}, {2, 1, 96, 10, 4, 4, {1, 1}, {3, 3}, {0, 0}, {1, 1}},
       {0, 1, 4, 4, 3, 3, {3, 3}, {1, 1}, {1, 1}, {1, 1}},    {20, 2, 40, 17, 9, 3, {5, 3}, {2, 2}, {2, 1}, {1, 1}},
+      {515, 1, 5, 5, 1, 1, {1, 1}, {1, 1}, {0, 0}, {1, 1}},  {9, 1, 16, 3, 1, 1, {1, 1}, {1, 1}, {0, 0}, {1, 1}},
   };
   int failures = 0;
   for (const Shape& shape : shapes) {
@@ -164,6 +210,8 @@ int main() {
     failures += !samples_right<float>(flipgrad_sample_probability_f32, count);
     failures += !samples_right<double>(flipgrad_sample_probability_f64, count);
   }
+  for (int64_t block : {1, 7, 8, 33, 20000}) failures += !features_right(3, block) + !weights_right(block);
+  failures += !features_right(0, 5) + !weights_right(0);
   std::printf("%d failures\n", failures);
   return failures != 0;
 }
