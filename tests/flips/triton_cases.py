@@ -171,7 +171,7 @@ def product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("reach", [1.0, 20.0, 100.0])
+@pytest.mark.parametrize("reach", [1.0, 100.0])
 def test_far_pre_activations_keep_their_digits(reach, size, dtype):
     x, weight = normal(9, 20).sign(), (size * normal(33, 20, seed=1)).clamp(-20, 20).to(dtype)
     a = (reach * (2 * torch.rand(9, 33, dtype=torch.float64) - 1)).to(dtype)
