@@ -6,6 +6,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 -q
 
 .PHONY: help demo test test-all sanitize lint format clean
@@ -28,18 +29,22 @@ sanitize:
 		-Isrc/flipgrad/csrc src/flipgrad/csrc/*.cpp tests/flips/native_main.cpp -pthread -o build/sanitized
 	ASAN_OPTIONS=detect_leaks=1 build/sanitized
 
-lint: $(VENV)/ready
+lint: $(VENV)/ready-to-test
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-format: $(VENV)/ready
+format: $(VENV)/ready-to-test
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
 $(VENV)/ready: pyproject.toml constraints.txt setup.py $(wildcard src/flipgrad/csrc/*)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/ready-to-test: $(VENV)/ready
+	$(PIP) --editable ".[dev]"
 	touch $@
 
 clean:

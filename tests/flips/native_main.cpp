@@ -161,7 +161,8 @@ bool features_right(int64_t images, int64_t block) {
           const int64_t at = (i / block * 2 + r) * block + i % block;
           const double right = grad[i] / (std::cosh(t) + cosh_steps[r]);
           if (!close(even[at], right)) return false;
-          if (r == 1 && !close(odd[i], -std::tanh(t / 2) * right)) return false;
+          // The mean cancels near 0, where it is small beside the even function.
+          if (r == 1 && std::fabs(odd[i] + std::tanh(t / 2) * right) > 1e-5 * std::fabs(right) + 1e-30) return false;
         }
       }
     }

@@ -1,8 +1,9 @@
 r"""Flip products: the gradient in binary states, :math:`u_i = x_i \sum_j [F(a_j) - F(a_j - 2A_{ji}x_i)]\, g_j`.
 
 The one hard operation of PSA. ``naive`` is its definition; ``vectorized`` is exact for every noise, in tensor operations;
-``native`` is exact for logistic noise, compiled; ``separable`` is ordinary products, to a tolerance. The functions here
-choose by :mod:`flipgrad.flips.choice`, and are operators of torch, so that they compile and are one node of a graph.
+``native`` is exact for logistic noise, compiled, and ``triton`` the same on a GPU; ``separable`` is ordinary products, to a
+tolerance. The functions here choose by :mod:`flipgrad.flips.choice`, and are operators of torch, so that they compile and
+are one node of a graph.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips import native, separable, vectorized
+from flipgrad.flips import native, separable, triton, vectorized
 from flipgrad.flips.choice import Choice, choose, common_dtype, explain
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
@@ -21,6 +22,8 @@ __all__ = ["Choice", "choose", "conv2d", "explain", "linear"]
 
 # Operators of torch take numbers and strings, so a noise goes in by its name and scale.
 KINDS: dict[str, type[Noise]] = {kind.__name__: kind for kind in (Laplace, Logistic, Normal, Uniform)}
+
+EXACT = {"native": native, "triton": triton, "vectorized": vectorized}
 
 
 def linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, *, tolerance: float = 0.0) -> Tensor:
@@ -85,7 +88,7 @@ def _linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, to
     if choice.kernel == "separable" and choice.plan is not None:
         u = separable.product(states, a, grad, weight, noise, choice.plan)
     else:
-        u = (native if choice.kernel == "native" else vectorized).linear(states, a, grad, weight, noise)
+        u = EXACT[choice.kernel].linear(states, a, grad, weight, noise)
     return u.to(x.dtype)
 
 
@@ -108,7 +111,7 @@ def _conv2d(
     if choice.kernel == "separable" and choice.plan is not None:
         u = separable.product(states, a, grad, weight, noise, choice.plan, *geometry)
     else:
-        u = (native if choice.kernel == "native" else vectorized).conv2d(states, a, grad, weight, noise, *geometry)
+        u = EXACT[choice.kernel].conv2d(states, a, grad, weight, noise, *geometry)
     return u.to(x.dtype)
 
 

@@ -12,21 +12,23 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips import native, separable
+from flipgrad.flips import native, separable, triton
 from flipgrad.noise import Logistic, Noise
 
-Kernel = Literal["separable", "native", "vectorized"]
+Kernel = Literal["separable", "native", "triton", "vectorized"]
 
-# Seconds, measured on two cores of a server from 2023; only their ratios decide.
+# Seconds, measured on two cores of a server from 2023, but for those of triton; only their ratios decide.
 #   of a call of each kernel (for the separable one, to find the plan);
-CALL = {"separable": 1.5e-3, "native": 5e-5, "vectorized": 3e-4}
+CALL = {"separable": 8e-4, "native": 5e-5, "triton": 3e-4, "vectorized": 3e-4}
 #   of a term in each exact kernel, and where weights are above 2 scales in the native one;
-TERM = {"native": 8e-11, "vectorized": 3e-9}
-LARGE_TERM, LARGE = 2.2e-10, 2.0
+TERM = {"native": 5e-11, "triton": 2e-10, "vectorized": 3e-9}
+LARGE_TERM, LARGE = 1.3e-10, 2.0
 #   of a term in an ordinary product, of which the separable kernel takes as many as its rank;
-PRODUCT = 1.8e-11
+PRODUCT = 1.7e-11
 #   of one function of one pre-activation: in closed form for logistic noise, by the cdf for others.
 FUNCTION = {True: 1.5e-9, False: 6e-9}
+# On a GPU all but the calls are taken to be this much of it. That and the numbers of triton are guesses, not measured.
+GPU = 0.01
 
 # Pre-activations that are looked at.
 SOME = 2**14
@@ -72,9 +74,9 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
     seconds, exact, why = _exact(weight, noise, terms)
     if tolerance == 0:
         return Choice(exact, None, seconds, f"exact was asked for; {why}")
-    function = FUNCTION[isinstance(noise, Logistic)]
     # The least that the separable kernel takes: one product.
-    least = CALL["separable"] + terms * PRODUCT + activations * function
+    work = _share(weight) * (terms * PRODUCT + activations * FUNCTION[isinstance(noise, Logistic)])
+    least = CALL["separable"] + work
     if seconds[exact] <= least:
         return Choice(exact, None, {**seconds, "separable": least}, f"small enough for the exact kernel; {why}")
     plan = separable.plan(weight, noise, tolerance, spread=math.inf if a is None else _spread(a))
@@ -82,7 +84,7 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
         text = f"no separable form within {tolerance:g} for weights up to {plan.limit:.2g} and {noise}; {why}"
         return Choice(exact, plan, seconds, text)
     rank = plan.rank_e + plan.rank_o
-    seconds["separable"] = CALL["separable"] + rank * (terms * PRODUCT + activations * function)
+    seconds["separable"] = CALL["separable"] + rank * work
     form = f"the separable form of rank {plan.rank_e} + {plan.rank_o} has an error of {plan.estimated_error:.1e}"
     if seconds["separable"] <= seconds[exact]:
         return Choice("separable", plan, seconds, f"{form}, within {tolerance:g}, and costs {rank} ordinary products")
@@ -109,9 +111,14 @@ def explain(layer: Layer, *, places: int = 2**14, tolerance: float = 1e-3) -> st
 
 def _exact(weight: Tensor, noise: Noise, terms: int) -> tuple[dict[str, float], Kernel, str]:
     """The times of the exact kernels, the best of them, and why it is."""
-    seconds = {"vectorized": CALL["vectorized"] + terms * TERM["vectorized"]}
+    seconds = {"vectorized": CALL["vectorized"] + _share(weight) * terms * TERM["vectorized"]}
     if not isinstance(noise, Logistic):
         return seconds, "vectorized", f"the compiled kernel is for logistic noise, this is {noise}"
+    if weight.device.type == "cuda":
+        if not triton.available():
+            return seconds, "vectorized", f"the kernel for GPUs is missing ({triton.reason()})"
+        seconds["triton"] = CALL["triton"] + _share(weight) * terms * TERM["triton"]
+        return seconds, "triton", "the Triton kernel is taken to be the fastest exact one"
     if weight.device.type != "cpu":
         return seconds, "vectorized", f"the compiled kernel is for the processor, the weight is on {weight.device}"
     if not native.available():
@@ -126,6 +133,11 @@ def _exact(weight: Tensor, noise: Noise, terms: int) -> tuple[dict[str, float], 
 @lru_cache(maxsize=1)
 def _say_once() -> None:
     logging.getLogger("flipgrad").warning("flips are computed without compiled kernels, and slower: %s", native.reason())
+
+
+def _share(weight: Tensor) -> float:
+    """The time of arithmetic on the weight's device, relative to the processor's."""
+    return GPU if weight.device.type == "cuda" else 1.0
 
 
 def _largest(weight: Tensor) -> float:

@@ -1,0 +1,238 @@
+r"""The flip product of logistic noise on a GPU, as one Triton kernel: exact, without forming the terms in memory.
+
+It is an implicit matrix product: a program computes a tile of places and input channels and loops over the kernel's positions
+and tiles of output channels; ``_triton_kernel.py`` has the arithmetic. Functions of the weights are computed beforehand, those
+of the pre-activations in the kernel. Float32 results have a relative error (in the norm) below 1e-5, float64 ones below 1e-12;
+half precision is computed in float32. The tensors may have any strides.
+
+The kernel has been tested in Triton's interpreter and has not been timed on a GPU.
+
+Triton comes with torch's CUDA builds. Without it, or without a GPU, :func:`available` is False and :func:`reason` says why.
+With the environment variable ``TRITON_INTERPRET=1``, set before Triton is first imported, it takes tensors on the CPU: for
+tests.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from flipgrad.errors import InputError
+from flipgrad.flips.native import memory_format
+from flipgrad.noise import Logistic, Noise
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+# Of one program: terms that it computes at once, and the most input and output channels and places among them.
+TERMS, INPUTS, OUTPUTS, PLACES = 4096, 32, 4, 256
+
+
+def available() -> bool:
+    """Whether there are Triton and a GPU, or Triton's interpreter."""
+    return not reason()
+
+
+def reason() -> str:
+    """Why the kernel is not :func:`available`, or an empty string."""
+    if find_spec("triton") is None:
+        return "triton is not installed: it comes with torch's CUDA builds, or pip install triton"
+    if not torch.cuda.is_available() and not _interpreted():
+        return "torch sees no GPU (torch.cuda.is_available() is False)"
+    return ""
+
+
+def linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    """The flip product of a fully connected layer with logistic noise.
+
+    Args:
+        x: states [B, in], each -1 or +1; a zero is no unit and gets no gradient.
+        a: pre-activations [B, out] of ``x``.
+        grad: the gradient [B, out] in the layer's output states.
+        weight: [out, in].
+        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
+
+    Returns:
+        The discrete gradient [B, in] in the states ``x``.
+    """
+    _check(noise, x=x, a=a, grad=grad, weight=weight)
+    u: Tensor = torch.ops.flipgrad.flip_linear_triton(x, a, grad, weight, noise.scale)
+    return u
+
+
+def conv2d(
+    x: Tensor,
+    a: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    noise: Noise,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """The flip product of a convolution with zero padding and logistic noise.
+
+    Args:
+        x: states [B, C, H, W], each -1 or +1; a zero is no unit and gets no gradient.
+        a: pre-activations [B, out, H', W'] of ``x``.
+        grad: the gradient [B, out, H', W'] in the layer's output states.
+        weight: [out, C / groups, kh, kw].
+        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
+        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
+
+    Returns:
+        The discrete gradient [B, C, H, W] in the states ``x``, in the memory format of ``x``.
+    """
+    _check(noise, x=x, a=a, grad=grad, weight=weight)
+    u: Tensor = torch.ops.flipgrad.flip_conv2d_triton(x, a, grad, weight, noise.scale, stride, padding, dilation, groups)
+    return u
+
+
+def _interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, by the rule of Triton itself."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+def _check(noise: Noise, **tensors: Tensor) -> None:
+    if not isinstance(noise, Logistic):
+        raise InputError(f"noise={noise!r}: the Triton flip product is for Logistic noise; use flipgrad.flips for the others")
+    if not available():
+        raise InputError(f"flipgrad's Triton kernel is not available: {reason()}")
+    first, x = next(iter(tensors.items()))
+    allowed = ("cuda", "cpu") if _interpreted() else ("cuda",)
+    for name, t in tensors.items():
+        if t.device.type not in allowed:
+            raise InputError(f"{name} is on {t.device}: the Triton kernel needs tensors on a GPU, e.g. {name}.cuda()")
+        if t.device != x.device:
+            raise InputError(f"{name} is on {t.device}, but {first} is on {x.device}: put them on one device")
+        if t.dtype not in _DTYPES:
+            names = ", ".join(str(dtype) for dtype in _DTYPES)
+            raise InputError(f"{name} has dtype {t.dtype}: the Triton kernel takes {names}")
+        if t.dtype != x.dtype:
+            raise InputError(f"{name} has dtype {t.dtype}, but {first} has {x.dtype}: give them one dtype")
+
+
+def _check_shapes(expected: tuple[int, ...], **tensors: Tensor) -> None:
+    # A wrong shape would read other memory than the tensor's.
+    for name, t in tensors.items():
+        if tuple(t.shape) != expected:
+            raise InputError(f"{name} has shape {tuple(t.shape)}, but the layer's weight and states make it {expected}")
+
+
+def _flip_linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scale: float) -> Tensor:
+    _check_shapes((x.shape[0], weight.shape[0]), a=a, grad=grad)
+    _check_shapes((x.shape[0], weight.shape[1]), x=x)
+    # A fully connected layer is a convolution of one place.
+    x4, a4, grad4, weight4 = (t[:, :, None, None] for t in (x, a, grad, weight))
+    return _product(x4, a4, grad4, weight4, scale, (1, 1), (0, 0), (1, 1), 1).reshape(x.shape).contiguous()
+
+
+def _flip_conv2d(
+    x: Tensor,
+    a: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    scale: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    places = (
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    )
+    _check_shapes((x.shape[0], weight.shape[0], *places), a=a, grad=grad)
+    _check_shapes((x.shape[0], groups * weight.shape[1], *x.shape[2:]), x=x)
+    return _product(x, a, grad, weight, scale, stride, padding, dilation, groups)
+
+
+def _product(
+    x: Tensor,
+    a: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    scale: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The flip product of a convolution whose shapes are right."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    u = torch.empty(x.shape, dtype=dtype, device=x.device, memory_format=memory_format(x))
+    if u.numel() == 0:
+        return u.to(x.dtype)
+    # Imported late: triton need not be there, and takes its time.
+    from flipgrad.flips._triton_kernel import flip_kernel
+
+    tensors = [*(t.detach().to(dtype) for t in (x, a, grad)), u]
+    tables = _tables(weight.detach(), scale, groups, dtype)
+    # A number would go to the kernel in float32.
+    scales = torch.full((1,), scale, dtype=dtype, device=x.device)
+    inputs, outputs = weight.shape[1], weight.shape[0] // groups
+    # The places of one phase: all that have the same coordinates modulo the stride.
+    places = x.shape[0] * math.ceil(x.shape[2] / stride[0]) * math.ceil(x.shape[3] / stride[1])
+    tile = _tile(places, inputs)
+    programs = math.ceil(places / tile[0]) * stride[0] * stride[1] * groups * math.ceil(inputs / tile[1])
+    with torch.cuda.device_of(x):
+        flip_kernel[(programs,)](
+            *(*tensors, tables, scales),
+            *(x.shape[0], inputs, outputs, *x.shape[2:], *a.shape[2:]),
+            *(step for t in tensors for step in t.stride()),
+            tables[0].numel(),
+            *(groups, *weight.shape[2:], *stride, *padding, *dilation),
+            *tile,
+        )
+    return u.to(x.dtype)
+
+
+def _tables(weight: Tensor, scale: float, groups: int, dtype: torch.dtype) -> Tensor:
+    """Functions of the weights, [5, groups, kh, kw, outputs, inputs].
+
+    T = tanh w, and the mantissas and exponents of 1 / (1 + exp(d)) and of 1 / (1 + exp(-d)), with d = 2w.
+    """
+    w = weight.double() / scale
+    tables = [w.tanh()]
+    for sign in (1, -1):
+        logarithm = torch.nn.functional.logsigmoid(-2 * sign * w) / math.log(2)
+        exponent = logarithm.floor()
+        tables += [(logarithm - exponent).exp2(), exponent]
+    together: Tensor = torch.stack(tables).to(dtype).unflatten(1, (groups, -1))
+    return together.permute(0, 1, 4, 5, 2, 3).contiguous()
+
+
+def _tile(places: int, inputs: int) -> tuple[int, int, int]:
+    """Places, input channels and output channels of a program, powers of two: more places where there are few channels."""
+    channels = min(INPUTS, _power_of_two(inputs))
+    return min(PLACES, TERMS // (channels * OUTPUTS), _power_of_two(places)), channels, OUTPUTS
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is not below the number."""
+    return int(2 ** (number - 1).bit_length())
+
+
+def _fake_linear(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake_conv2d(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x, memory_format=memory_format(x))
+
+
+_FLIP = "Tensor x, Tensor a, Tensor grad, Tensor weight, float scale"
+_GEOMETRY = "int[2] stride, int[2] padding, int[2] dilation, int groups"
+for _name, _schema, _implementation, _fake in (
+    ("flip_linear_triton", f"({_FLIP}) -> Tensor", _flip_linear, _fake_linear),
+    ("flip_conv2d_triton", f"({_FLIP}, {_GEOMETRY}) -> Tensor", _flip_conv2d, _fake_conv2d),
+):
+    torch.library.define(f"flipgrad::{_name}", _schema, tags=torch.Tag.pt2_compliant_tag)
+    # On the CPU only the interpreter takes them.
+    torch.library.impl(f"flipgrad::{_name}", ("cpu", "cuda"), _implementation)
+    torch.library.register_fake(f"flipgrad::{_name}", _fake)

@@ -1,0 +1,267 @@
+"""The Triton kernel against the definition. Run by test_triton.py, in a process of its own: Triton's interpreter is chosen by
+an environment variable before Triton is imported, for all of the process."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from flipgrad import flips
+from flipgrad.errors import InputError
+from flipgrad.flips import naive, triton
+from flipgrad.noise import Laplace, Logistic, Normal, Uniform
+
+PRECISION = {torch.float32: 1e-5, torch.float64: 1e-12}
+SIZES = [1e-4, 1e-2, 0.3, 2.0, 20.0]
+DEVICE = "cpu" if triton._interpreted() else "cuda"
+
+# Terms whose denominator is beyond the largest number are 0.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _poison():
+    """Fills every torch.empty with NaN, so that an element that is not written shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def on_grid(t: Tensor, step: float) -> Tensor:
+    return (t / step).round() * step
+
+
+@dataclass
+class Case:
+    """A layer whose numbers lie on so coarse a grid that float32 pre-activations are exact."""
+
+    shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    size: float = 0.3
+    seed: int = 0
+    scale: float = 1.0
+    zeros: bool = False
+    options: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        step = 2.0 ** math.ceil(math.log2(self.size) - 9)
+        self.x = normal(*self.shape, seed=self.seed).sign()
+        if self.zeros:
+            self.x[normal(*self.shape, seed=self.seed + 1) > 1] = 0
+        self.weight = on_grid(self.size * normal(*self.weight_shape, seed=self.seed + 2).clamp(-1, 1), step)
+        self.bias = on_grid((1e3 * step * normal(self.weight_shape[0], seed=self.seed + 3)).clamp(-100, 100), step)
+        affine = functional.conv2d if len(self.shape) == 4 else functional.linear
+        self.a = affine(self.x, self.weight, self.bias, **self.options)
+        assert torch.equal(self.a.float().double(), self.a)
+        # Exact in float32 too.
+        self.grad = normal(*self.a.shape, seed=self.seed + 4).float().double()
+
+    def expected(self) -> Tensor:
+        reference = naive.conv2d if len(self.shape) == 4 else naive.linear
+        return reference(self.x, self.weight, self.bias, self.grad, Logistic(self.scale), **self.options)
+
+    def actual(self, dtype: torch.dtype, layout=lambda t: t) -> Tensor:
+        tensors = (layout(t.to(DEVICE, dtype)) for t in (self.x, self.a, self.grad, self.weight))
+        product = triton.conv2d if len(self.shape) == 4 else triton.linear
+        return product(*tensors, Logistic(self.scale), **self.options)
+
+    def assert_right(self, dtype: torch.dtype, layout=lambda t: t) -> None:
+        actual, expected = self.actual(dtype, layout), self.expected()
+        assert actual.dtype == dtype
+        assert actual.shape == expected.shape
+        actual = actual.double().cpu()
+        assert not actual[self.x == 0].any()
+        # The last term is the rounding of the reference, which takes differences of probabilities near 1.
+        allowed = PRECISION[dtype] * expected.norm() + 1e-15 * self.grad.abs().sum()
+        assert float((actual - expected).norm()) <= float(allowed)
+
+
+def strided(t: Tensor) -> Tensor:
+    """The same numbers, each the second of two in memory, the dimensions in reverse order."""
+    apart = torch.stack([torch.full_like(t, torch.nan), t], -1)
+    apart = apart.permute(*reversed(range(t.dim())), t.dim()).contiguous()
+    return apart[..., 1].permute(*reversed(range(t.dim())))
+
+
+def channels_last(t: Tensor) -> Tensor:
+    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t.t().contiguous().t()
+
+
+layouts = st.sampled_from([torch.Tensor.contiguous, strided, channels_last])
+dtypes = st.sampled_from([torch.float32, torch.float32, torch.float64])
+channels = st.sampled_from([1, 3, 7, 20, 33])
+common = {
+    "size": st.sampled_from(SIZES),
+    "seed": st.integers(0, 1000),
+    "scale": st.sampled_from([1.0, 0.7, 5.0]),
+    "zeros": st.booleans(),
+}
+
+
+@st.composite
+def linear_cases(draw) -> Case:
+    batch, inputs, outputs = draw(st.sampled_from([0, 1, 2, 9, 40])), draw(channels), draw(channels)
+    return Case((batch, inputs), (outputs, inputs), **{name: draw(value) for name, value in common.items()})
+
+
+@st.composite
+def conv_cases(draw) -> Case:
+    def two(low, high):
+        return draw(st.integers(low, high)), draw(st.integers(low, high))
+
+    batch, groups = draw(st.integers(0, 3)), draw(st.integers(1, 3))
+    inputs, outputs = draw(st.sampled_from([1, 3, 7])), draw(st.sampled_from([1, 3, 5]))
+    kernel, stride, padding, dilation, more = two(1, 5), two(1, 3), two(0, 2), two(1, 2), two(0, 3)
+    size = [max(1, d * (k - 1) + 1 - 2 * p) + m for d, k, p, m in zip(dilation, kernel, padding, more, strict=True)]
+    return Case(
+        (batch, groups * inputs, *size),
+        (groups * outputs, inputs, *kernel),
+        options={"stride": stride, "padding": padding, "dilation": dilation, "groups": groups},
+        **{name: draw(value) for name, value in common.items()},
+    )
+
+
+@settings(max_examples=25)
+@given(linear_cases(), dtypes, layouts)
+def test_linear_is_naive(layer, dtype, layout):
+    layer.assert_right(dtype, layout)
+
+
+@settings(max_examples=25)
+@given(conv_cases(), dtypes, layouts)
+def test_conv2d_is_naive(layer, dtype, layout):
+    layer.assert_right(dtype, layout)
+
+
+@pytest.mark.parametrize("inputs", [20, 33, 70])
+def test_many_channels_of_a_convolution(inputs):
+    options = {"padding": (1, 0), "stride": (1, 2), "groups": 2}
+    Case((2, 2 * inputs, 5, 4), (14, inputs, 3, 2), options=options).assert_right(torch.float32)
+
+
+@pytest.mark.parametrize("tile", [(8, 1, 2), (2, 16, 8), (64, 2, 1)])
+def test_tiles_give_the_same(tile, monkeypatch):
+    layer = Case((2, 3, 4, 3), (5, 3, 2, 2), options={"padding": (1, 1)})
+    monkeypatch.setattr(triton, "_tile", lambda *_: tile)
+    layer.assert_right(torch.float64)
+
+
+def precise(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
+    """The fully connected product in float64, with F(a) - F(b) = -F(a) F(-b) expm1(b - a), which does not cancel."""
+    step = 2 * weight[None] * x[:, None]
+    a = a[:, :, None]
+    change = -torch.sigmoid(a) * torch.sigmoid(step - a) * torch.expm1(-step)
+    return x * (change * grad[:, :, None]).sum(1)
+
+
+def product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
+    return triton.linear(*(t.to(DEVICE) for t in (x, a, grad, weight)), Logistic()).cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("reach", [1.0, 100.0])
+def test_far_pre_activations_keep_their_digits(reach, size, dtype):
+    x, weight = normal(9, 20).sign(), (size * normal(33, 20, seed=1)).clamp(-20, 20).to(dtype)
+    a = (reach * (2 * torch.rand(9, 33, dtype=torch.float64) - 1)).to(dtype)
+    grad = normal(9, 33, seed=3).to(dtype)
+    u = product(x.to(dtype), a, grad, weight).double()
+    expected = precise(x, a.double(), grad.double(), weight.double())
+    assert float((u - expected).norm() / expected.norm()) < PRECISION[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_every_tiny_term_is_right(dtype):
+    # One output, far out: the term is tiny, and the whole result.
+    x, grad = torch.tensor([[1.0, -1.0] * 3] * 4, dtype=dtype), torch.ones(4, 1, dtype=dtype)
+    a = torch.tensor([[-100.0], [-40.0], [40.0], [100.0]], dtype=dtype)
+    weights = torch.tensor([[0.5, 0.5, 3.0, 3.0, 20.0, 20.0]], dtype=dtype)
+    expected = precise(*(t.double() for t in (x, a, grad, weights)))
+    # Near the smallest normal number, 1e-38 in float32, there are no digits.
+    atol = 10 * torch.finfo(dtype).tiny
+    torch.testing.assert_close(product(x, a, grad, weights).double(), expected, rtol=PRECISION[dtype], atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_huge_numbers_are_right(dtype):
+    # Flipped, a stays far, or crosses to the other side, or goes further.
+    a = torch.tensor([[1000.0], [-1000.0], [math.inf], [1e35]], dtype=dtype)
+    x, grad = torch.ones(4, 4, dtype=dtype), torch.full((4, 1), 3.0, dtype=dtype)
+    weight = torch.tensor([[0.5, 1000.0, -1000.0, 450.0]], dtype=dtype)
+    expected = torch.tensor([[0.0, 3, 0, 0], [0, 0, -3, 0], [0, 0, 0, 0], [0, 0, 0, 0]], dtype=dtype)
+    torch.testing.assert_close(product(x, a, grad, weight), expected, rtol=1e-6, atol=1e-30)
+
+
+def test_results_have_the_memory_format_of_the_states():
+    layer = Case((2, 3, 5, 4), (4, 3, 2, 2))
+    whole, last = layer.actual(torch.float32), layer.actual(torch.float32, channels_last)
+    assert whole.is_contiguous()
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(last, whole)
+    assert layer.actual(torch.float32, strided).is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_computed_in_float32(dtype):
+    layer = Case((2, 3, 5, 4), (7, 3, 2, 2))
+    x, a, grad, weight = (t.to(DEVICE, dtype) for t in (layer.x, layer.a, layer.grad, layer.weight))
+    # Without memory of its own: it has other strides in another dtype.
+    grad = grad[:1, :1].expand_as(a)
+    u = triton.conv2d(x, a, grad, weight, Logistic())
+    assert u.dtype == dtype
+    assert torch.equal(u, triton.conv2d(x.float(), a.float(), grad.float(), weight.float(), Logistic()).to(dtype))
+
+
+def test_operators_pass_opcheck():
+    layer, image = Case((3, 5), (4, 5)), Case((2, 3, 5, 4), (3, 3, 3, 2))
+    operators = torch.ops.flipgrad
+    tensors = [t.to(DEVICE) for t in (layer.x, layer.a, layer.grad, layer.weight)]
+    torch.library.opcheck(operators.flip_linear_triton.default, (*tensors, 1.0))
+    for layout in (torch.Tensor.contiguous, channels_last):
+        tensors = [layout(t.to(DEVICE)) for t in (image.x, image.a, image.grad, image.weight)]
+        torch.library.opcheck(operators.flip_conv2d_triton.default, (*tensors, 1.0, (1, 1), (0, 0), (1, 1), 1))
+
+
+def test_bad_input_is_refused():
+    x, a, grad, weight = (torch.ones(2, 2, device=DEVICE) for _ in range(4))
+    for noise in (Normal(), Laplace(), Uniform()):
+        with pytest.raises(InputError, match=rf"{type(noise).__name__}.*Logistic"):
+            triton.linear(x, a, grad, weight, noise)
+    with pytest.raises(InputError, match=r"a is on meta.*GPU"):
+        triton.linear(x, a.to("meta"), grad, weight, Logistic())
+    with pytest.raises(InputError, match=r"x has dtype torch.int64"):
+        triton.linear(x.long(), a, grad, weight, Logistic())
+    with pytest.raises(InputError, match=r"weight has dtype torch.float64, but x has torch.float32"):
+        triton.linear(x, a, grad, weight.double(), Logistic())
+    with pytest.raises(InputError, match=r"grad has shape \(2, 3\).*\(2, 2\)"):
+        triton.linear(x, a, torch.ones(2, 3, device=DEVICE), weight, Logistic())
+    shapes = (1, 2, 4, 4), (1, 4, 3, 4), (1, 4, 4, 4), (4, 2, 1, 1)
+    with pytest.raises(InputError, match=r"a has shape \(1, 4, 3, 4\).*\(1, 4, 4, 4\)"):
+        triton.conv2d(*(torch.ones(shape, device=DEVICE) for shape in shapes), Logistic())
+
+
+def test_tensors_on_the_processor_have_another_kernel():
+    assert triton.available()
+    for places in (1, 10**6):
+        for tolerance in (0.0, 1e-3):
+            choice = flips.choose(torch.ones(8, 8), Logistic(), places, tolerance)
+            assert "triton" not in choice.seconds
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="no GPU")
+def test_flips_on_a_gpu_use_the_kernel():
+    layer = Case((3, 5), (4, 5))
+    x, a, grad, weight = (t.to(DEVICE) for t in (layer.x, layer.a, layer.grad, layer.weight))
+    assert flips.choose(weight, Logistic(), 3, 0.0).kernel == "triton"
+    assert torch.equal(flips.linear(x, a, grad, weight, Logistic()), triton.linear(x, a, grad, weight, Logistic()))
