@@ -114,5 +114,5 @@ def test_separable_form_is_preferred_on_a_gpu_where_it_is_cheaper(monkeypatch):
     monkeypatch.setattr(triton, "reason", lambda: "")
     plans = {size: separable.plan(torch.linspace(-size, size, 100), Logistic(), 1e-3) for size in (0.1, 20.0)}
     for size, kernel in ((0.1, "separable"), (20.0, "triton")):
-        monkeypatch.setattr(separable, "plan", lambda *_, size=size: plans[size])
+        monkeypatch.setattr(separable, "plan", lambda *_, size=size, **__: plans[size])
         assert flips.choose(weight_on_a_gpu(), Logistic(), 10**7, 1e-3).kernel == kernel
