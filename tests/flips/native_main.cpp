@@ -1,5 +1,6 @@
 // Runs every kernel over odd shapes and compares it with the definition: `make sanitize` builds this with sanitizers, which
 // watch every byte that the kernels touch.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -188,6 +189,17 @@ bool weights_right(int64_t count) {
   return true;
 }
 
+bool combines_right(int64_t count) {
+  const Memory<float> x = numbers<float>(count, 1), odd = numbers<float>(count, 1), before = numbers<float>(count, 1);
+  Memory<float> even(new float[count]);
+  std::copy(before.get(), before.get() + count, even.get());
+  if (flipgrad_combine_f32(count, 3, x.get(), odd.get(), even.get()) != 0) return false;
+  for (int64_t i = 0; i < count; ++i) {
+    if (std::fabs(even[i] - x[i] * (x[i] * before[i] + odd[i])) > 1e-5f) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 int main() {
@@ -212,7 +224,7 @@ int main() {
     failures += !samples_right<double>(flipgrad_sample_probability_f64, count);
   }
   for (int64_t block : {1, 7, 8, 33, 20000}) failures += !features_right(3, block) + !weights_right(block);
-  failures += !features_right(0, 5) + !weights_right(0);
+  failures += !features_right(0, 5) + !weights_right(0) + !combines_right(0) + !combines_right(20001);
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

@@ -213,3 +213,12 @@ def test_compiled_weight_functions_are_those_of_torch(shape, portable, monkeypat
     ]
     for actual, wanted in zip(native.weight_functions(weight, even, odd, 2.0), expected, strict=True):
         assert torch.allclose(actual, wanted, rtol=1e-5, atol=1e-7)
+
+
+@compiled
+def test_the_parts_are_combined_in_place():
+    even, odd = torch.randn(2, 33), torch.randn(2, 33)
+    x = torch.tensor([-1.0, 0.0, 1.0]).repeat(22).view(2, 33)
+    expected = even * x * x + odd * x
+    assert native.combine(even, odd, x) is even
+    assert torch.equal(even, expected)

@@ -18,7 +18,7 @@ from flipgrad.noise import Logistic, sign
 from flipgrad.training.models import CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES
 
 BATCH, LINEAR_BATCH = 64, 256
-REPEATS = 7
+REPEATS = 15
 TOLERANCE = 1e-3
 # Relative L2 error above which a kernel is wrong.
 LIMITS = {"separable": TOLERANCE, "native": 1e-5}

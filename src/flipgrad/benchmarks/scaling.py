@@ -19,7 +19,7 @@ from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
 
 WIDTH, DEPTH, BATCH, SIZE = 96, 4, 32, 16
-REPEATS = 5
+REPEATS = 3
 # What is varied, and the power of it that the number of operations has.
 AXES: dict[str, tuple[list[int], float]] = {
     "width": ([24, 48, 96, 192], 2.0),

@@ -70,6 +70,21 @@ void some_weights(void* context, int64_t task, int64_t) {
   range(p, task * kElements, std::min((task + 1) * kElements, p.count), work.weight, work.out);
 }
 
+struct CombineWork {
+  int64_t count;
+  const float *x, *odd;
+  float* even;
+};
+
+// Memory is what limits it: the instructions that every processor has are enough.
+void combine_some(void* context, int64_t task, int64_t) {
+  const CombineWork& work = *static_cast<CombineWork*>(context);
+  const float *x = work.x, *odd = work.odd;
+  float* even = work.even;
+  const int64_t last = std::min((task + 1) * kElements, work.count);
+  for (int64_t i = task * kElements; i < last; ++i) even[i] = x[i] * (x[i] * even[i] + odd[i]);
+}
+
 }  // namespace
 }  // namespace flipgrad
 
@@ -90,6 +105,17 @@ int flipgrad_weights_f32(const WeightProblem* problem, const float* weight, floa
   WeightWork work{*problem, weight, out};
   try {
     run((problem->count + kElements - 1) / kElements, problem->threads, some_weights, &work);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+int flipgrad_combine_f32(int64_t count, int64_t threads, const float* x, const float* odd, float* even) {
+  using namespace flipgrad;
+  CombineWork work{count, x, odd, even};
+  try {
+    run((count + kElements - 1) / kElements, threads, combine_some, &work);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;

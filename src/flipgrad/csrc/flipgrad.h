@@ -58,6 +58,8 @@ int flipgrad_flip_f32(const FlipProblem* problem, const float* x, const float* a
 int flipgrad_flip_f64(const FlipProblem* problem, const double* x, const double* a, const double* grad, const double* weight, double* u);
 
 int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* even, float* odd);
+// The two parts together: even becomes x (x even + odd), for `count` units.
+int flipgrad_combine_f32(int64_t count, int64_t threads, const float* x, const float* odd, float* even);
 int flipgrad_weights_f32(const WeightProblem* problem, const float* weight, float* out);
 
 // States +1 where a uniform number is below F(a / scale), F the sigmoid, else -1.

@@ -97,6 +97,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     try:
         library = ctypes.CDLL(str(LIBRARY))
         library.flipgrad_features_f32.argtypes = [ctypes.POINTER(_FeatureProblem), *[ctypes.c_void_p] * 4]
+        library.flipgrad_combine_f32.argtypes = [ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3]
         library.flipgrad_weights_f32.argtypes = [ctypes.POINTER(_WeightProblem), *[ctypes.c_void_p] * 2]
         for suffix in _SUFFIX.values():
             getattr(library, f"flipgrad_flip_{suffix}").argtypes = [ctypes.POINTER(_FlipProblem), *[ctypes.c_void_p] * 5]
@@ -269,6 +270,13 @@ def weight_functions(
     )
     _check_memory(_function("weights", torch.float32)(ctypes.byref(problem), weight.data_ptr(), out.data_ptr()))
     return out[: len(even)].flatten(0, 1), out[len(even) :].flatten(0, 1)
+
+
+def combine(even: Tensor, odd: Tensor, x: Tensor) -> Tensor:
+    """``even`` becomes x (x even + odd), in one pass; three float32 tensors of one shape, contiguous."""
+    pointers = (t.data_ptr() for t in (x, odd, even))
+    _check_memory(_function("combine", torch.float32)(even.numel(), torch.get_num_threads(), *pointers))
+    return even
 
 
 def _check(noise: Noise, **tensors: Tensor) -> None:

@@ -247,6 +247,8 @@ def product(
         # Its memory is good for the next result.
         del even
         v = backward(odd, kernels_odd, x)
+        if native.usable(u) and all(t.is_contiguous() and t.dtype == torch.float32 for t in (u, v, x)):
+            return native.combine(u, v, x)
         return torch.addcmul(v, u, x, out=u).mul_(x)
 
     if x.device.type != "cpu" or a.numel() <= CHUNK or torch.compiler.is_compiling():
