@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, ScalarFormatter
 
 from flipgrad.errors import InputError
-from flipgrad.plots.style import BLUE, GREEN, GREY, ORANGE, defaults, save, tidy
+from flipgrad.plots.style import BLUE, GREEN, GREY, ORANGE, SMALL, defaults, save, tidy
 
 LABELS = {"width": "channels", "depth": "binary layers", "batch": "batch size", "cores": "threads"}
 COLOURS = {"ST": ORANGE, "PSA": BLUE, "PSA exact": GREEN}
@@ -44,10 +44,11 @@ def _panel(axes: Axes, name: str, data: dict[str, Any]) -> None:
     for method, seconds in data["seconds"].items():
         milliseconds = [1e3 * s for s in seconds]
         axes.plot(values, milliseconds, color=COLOURS[method], marker=MARKERS[method], markersize=4, label=method)
-    first = 0.6e3 * min(seconds[0] for seconds in data["seconds"].values())
-    theory = [first * (value / values[0]) ** data["theory"] for value in values]
-    axes.plot(values, theory, color=GREY, linewidth=0.8, linestyle=":")
-    axes.annotate("operations", (values[-1], theory[-1]), color=GREY, ha="right", va="top", fontsize=6)
+    # Below all data, so that slopes can be compared and nothing is crossed.
+    growth = [(value / values[0]) ** data["theory"] for value in values]
+    level = 0.7e3 * min(s / g for seconds in data["seconds"].values() for s, g in zip(seconds, growth, strict=True))
+    axes.plot(values, [level * g for g in growth], color=GREY, linewidth=0.8, linestyle=":")
+    axes.text(0.97, 0.04, "dotted: operations", transform=axes.transAxes, color=GREY, ha="right", fontsize=SMALL)
     axes.set(xscale="log", yscale="log", xlabel=LABELS[name])
     axes.xaxis.set_major_locator(FixedLocator(values))
     axes.xaxis.set_major_formatter(ScalarFormatter())
