@@ -130,6 +130,14 @@ def test_operators_pass_opcheck(tolerance):
     torch.library.opcheck(torch.ops.flipgrad.flip_linear.default, (*linear, "Laplace", 1.0, tolerance))
 
 
+def test_separable_operators_pass_opcheck():
+    x, a, grad, weight = arguments()
+    small = (x, a, grad, weight * 0.02, "Normal", 1.0, 1e-2, (1, 1), (1, 1), (1, 1), 1)
+    torch.library.opcheck(torch.ops.flipgrad.flip_conv2d_separable.default, small)
+    linear = (torch.ones(3, 4), torch.randn(3, 5), torch.randn(3, 5), torch.randn(5, 4) * 0.02)
+    torch.library.opcheck(torch.ops.flipgrad.flip_linear_separable.default, (*linear, "Logistic", 1.0, 1e-3))
+
+
 def test_operators_refuse_unknown_noise():
     linear = (torch.ones(3, 4), torch.randn(3, 5), torch.randn(3, 5), torch.randn(5, 4))
     with pytest.raises(fg.InputError, match="the operator knows Laplace, Logistic"):

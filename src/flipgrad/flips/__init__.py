@@ -147,6 +147,30 @@ def _conv2d_operator(
     return u.contiguous(memory_format=native.memory_format(x))
 
 
+def _separable_linear_operator(
+    x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: str, scale: float, tolerance: float
+) -> Tensor:
+    return separable.linear(x, a, grad, weight, _noise(noise, scale), tolerance).contiguous()
+
+
+def _separable_conv2d_operator(
+    x: Tensor,
+    a: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    noise: str,
+    scale: float,
+    tolerance: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
+    u = separable.conv2d(x, a, grad, weight, _noise(noise, scale), tolerance, *geometry)
+    return u.contiguous(memory_format=native.memory_format(x))
+
+
 def _fake_linear(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -155,14 +179,15 @@ def _fake_conv2d(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=native.memory_format(x))
 
 
-_ARGUMENTS = "Tensor x, Tensor a, Tensor grad, Tensor weight, str noise, float scale, float tolerance"
-torch.library.define("flipgrad::flip_linear", f"({_ARGUMENTS}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-torch.library.define(
-    "flipgrad::flip_conv2d",
-    f"({_ARGUMENTS}, int[2] stride, int[2] padding, int[2] dilation, int groups) -> Tensor",
-    tags=torch.Tag.pt2_compliant_tag,
+_LINEAR = "Tensor x, Tensor a, Tensor grad, Tensor weight, str noise, float scale, float tolerance"
+_CONV2D = f"{_LINEAR}, int[2] stride, int[2] padding, int[2] dilation, int groups"
+_OPERATORS = (
+    ("flip_linear", _LINEAR, _linear_operator, _fake_linear),
+    ("flip_conv2d", _CONV2D, _conv2d_operator, _fake_conv2d),
+    ("flip_linear_separable", _LINEAR, _separable_linear_operator, _fake_linear),
+    ("flip_conv2d_separable", _CONV2D, _separable_conv2d_operator, _fake_conv2d),
 )
-torch.library.impl("flipgrad::flip_linear", "default", _linear_operator)
-torch.library.impl("flipgrad::flip_conv2d", "default", _conv2d_operator)
-torch.library.register_fake("flipgrad::flip_linear", _fake_linear)
-torch.library.register_fake("flipgrad::flip_conv2d", _fake_conv2d)
+for _name, _arguments, _implementation, _fake in _OPERATORS:
+    torch.library.define(f"flipgrad::{_name}", f"({_arguments}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(f"flipgrad::{_name}", "default", _implementation)
+    torch.library.register_fake(f"flipgrad::{_name}", _fake)
