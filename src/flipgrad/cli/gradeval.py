@@ -20,7 +20,7 @@ from flipgrad.cli._shared import Work, noise_by_name, whole_numbers, working
 from flipgrad.data import toy
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS, Estimator, Exact
-from flipgrad.gradeval import Accuracy, Result, by_name, check_samples, evaluate
+from flipgrad.gradeval import REFERENCE_FACTOR, Accuracy, Result, by_name, check_samples, evaluate
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy, Objective
 from flipgrad.training.models import fully_connected
@@ -75,39 +75,53 @@ def gradeval(
     console = Console()
     folder = files.new_folder(output, overwrite=overwrite)
     paths: dict[str, Path] = {}
-    with working(console) as work:
-        subjects = _own(model) if model else _toy(widths, whole_numbers(epochs, "--epochs", ","), noise, seed, work)
-        for subject in subjects:
-            net, x = subject.net.to(device), subject.x.to(device)
-            objective = subject.objective
-
-            def mean(net: Sequential = net, x: Tensor = x, objective: Objective = objective) -> Tensor:
-                return exact.expected_loss(net, x, objective).detach()
-
-            rules = by_name(names, mean)
-
-            def report(name: str, new: int, title: str = subject.title, rules: dict[str, Estimator] = rules) -> None:
-                work.advance(f"{title}: {name}", new, samples * len(rules))
-
-            result = evaluate(
-                net,
-                x,
-                objective,
-                rules,
-                samples,
-                seed=seed,
-                reference=truth,
-                reference_samples=reference_samples,
-                workers=workers,
-                report=report,
-            )
-            path = folder / f"{subject.name}.json"
-            result.write(path, title=subject.title, device=device)
-            paths[subject.title] = path
-            _print(console, subject.title, result)
+    try:
+        with working(console) as work:
+            subjects = _own(model) if model else _toy(widths, whole_numbers(epochs, "--epochs", ","), noise, seed, work)
+            for subject in subjects:
+                result = _measure(subject, names, samples, work, seed, truth, reference_samples, device, workers)
+                paths[subject.title] = folder / f"{subject.name}.json"
+                result.write(paths[subject.title], title=subject.title, device=device)
+                _print(console, subject.title, result)
+    except KeyboardInterrupt:
+        console.print(f"Interrupted. {len(paths)} finished results are in {folder}", highlight=False)
+        raise
     _draw(folder, paths)
     written = ", ".join(path.name for path in paths.values())
     console.print(f"Results ({written}) and figures are in {folder}", highlight=False, soft_wrap=True)
+
+
+def _measure(
+    subject: _Subject,
+    names: list[str],
+    samples: int,
+    work: Work,
+    seed: int,
+    truth: Estimator | Literal["auto"],
+    reference_samples: int | None,
+    device: str,
+    workers: int | None,
+) -> Result:
+    net, x, objective = subject.net.to(device), subject.x.to(device), subject.objective
+    rules = by_name(names, lambda: exact.expected_loss(net, x, objective).detach())
+    of_reference = reference_samples or REFERENCE_FACTOR * samples
+
+    def report(name: str, new: int) -> None:
+        total = of_reference if name == "reference" else samples * len(rules)
+        work.advance(f"{subject.title}{' reference' * (name == 'reference')}: {name}", new, total)
+
+    return evaluate(
+        net,
+        x,
+        objective,
+        rules,
+        samples,
+        seed=seed,
+        reference=truth,
+        reference_samples=reference_samples,
+        workers=workers,
+        report=report,
+    )
 
 
 def _toy(widths: str, epochs: list[int], noise: str, seed: int, work: Work) -> Iterator[_Subject]:

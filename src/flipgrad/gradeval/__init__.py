@@ -1,8 +1,18 @@
 """Measure gradient estimators against the truth: bias, variance, RMSE and cosine, per layer. Draws no pictures."""
 
-from flipgrad.gradeval.evaluate import Measured, Result, check_samples, evaluate
+from flipgrad.gradeval.evaluate import REFERENCE_FACTOR, Measured, Result, check_samples, evaluate
 from flipgrad.gradeval.names import by_name
 from flipgrad.gradeval.reference import Reference, ReferenceLayer
 from flipgrad.gradeval.statistics import Accuracy
 
-__all__ = ["Accuracy", "Measured", "Reference", "ReferenceLayer", "Result", "by_name", "check_samples", "evaluate"]
+__all__ = [
+    "REFERENCE_FACTOR",
+    "Accuracy",
+    "Measured",
+    "Reference",
+    "ReferenceLayer",
+    "Result",
+    "by_name",
+    "check_samples",
+    "evaluate",
+]
