@@ -10,7 +10,7 @@ from flipgrad.estimators import ESTIMATORS
 
 # With the draws that each needs for a 5 % error to be seen. REBAR is frozen below: the same estimate, sooner.
 SAMPLED = {
-    fg.ARM: 4000,
+    fg.ARM: 6000,
     fg.ARMS: 1500,
     fg.BitFlip: 5000,
     fg.DisARM: 4000,

@@ -13,30 +13,8 @@ namespace {
 
 constexpr int64_t kMostFeatures = 16;
 
-namespace portable {
-#define FLIPGRAD_TARGET
-#define FLIPGRAD_BYTES 16
-#include "lanes.inc"
-#include "feature_kernels.inc"
-#undef FLIPGRAD_INLINE
-#undef FLIPGRAD_BYTES
-#undef FLIPGRAD_TARGET
-}  // namespace portable
-
-#ifdef FLIPGRAD_X86
-namespace avx2 {
-#define FLIPGRAD_TARGET FLIPGRAD_AVX2
-#define FLIPGRAD_BYTES 32
-#include "lanes.inc"
-#include "feature_kernels.inc"
-#undef FLIPGRAD_INLINE
-#undef FLIPGRAD_BYTES
-#undef FLIPGRAD_TARGET
-}  // namespace avx2
-namespace fastest = avx2;
-#else
-namespace fastest = portable;
-#endif
+#define FLIPGRAD_KERNELS "feature_kernels.inc"
+#include "for_each_target.inc"
 
 // Elements of one image in one task: about 10 microseconds of work.
 constexpr int64_t kElements = 8192;

@@ -28,31 +28,8 @@ int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 int64_t round_up(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
 
-namespace portable {
-#define FLIPGRAD_TARGET
-#define FLIPGRAD_BYTES 16
-#include "lanes.inc"
-#include "flip_kernels.inc"
-#include "flip_few.inc"
-#include "flip_driver.inc"
-#undef FLIPGRAD_INLINE
-#undef FLIPGRAD_BYTES
-#undef FLIPGRAD_TARGET
-}  // namespace portable
-
-#ifdef FLIPGRAD_X86
-namespace avx2 {
-#define FLIPGRAD_TARGET FLIPGRAD_AVX2
-#define FLIPGRAD_BYTES 32
-#include "lanes.inc"
-#include "flip_kernels.inc"
-#include "flip_few.inc"
-#include "flip_driver.inc"
-#undef FLIPGRAD_INLINE
-#undef FLIPGRAD_BYTES
-#undef FLIPGRAD_TARGET
-}  // namespace avx2
-#endif
+#define FLIPGRAD_KERNELS "flip_all.inc"
+#include "for_each_target.inc"
 
 double terms(const FlipProblem& p) {
   const double places = static_cast<double>(p.batch) * p.out_height * p.out_width;
@@ -66,13 +43,8 @@ int flip(FlipProblem p, const T* x, const T* a, const T* grad, const T* weight, 
     if (largest > kLargest<T>) return 2;
     const bool moderate = largest <= kModerate;
     if (terms(p) < kTermsWorthThreads) p.threads = 1;
-#ifdef FLIPGRAD_X86
-    if (!p.portable && has_avx2()) {
-      avx2::flip(p, x, a, grad, weight, u, moderate);
-      return 0;
-    }
-#endif
-    portable::flip(p, x, a, grad, weight, u, moderate);
+    const auto best = p.portable || !has_avx2() ? portable::flip<T> : fastest::flip<T>;
+    best(p, x, a, grad, weight, u, moderate);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;

@@ -10,27 +10,8 @@
 namespace flipgrad {
 namespace {
 
-namespace portable {
-#define FLIPGRAD_TARGET
-#define FLIPGRAD_BYTES 16
-#include "lanes.inc"
-#include "sample_kernels.inc"
-#undef FLIPGRAD_INLINE
-#undef FLIPGRAD_BYTES
-#undef FLIPGRAD_TARGET
-}  // namespace portable
-
-#ifdef FLIPGRAD_X86
-namespace avx2 {
-#define FLIPGRAD_TARGET FLIPGRAD_AVX2
-#define FLIPGRAD_BYTES 32
-#include "lanes.inc"
-#include "sample_kernels.inc"
-#undef FLIPGRAD_INLINE
-#undef FLIPGRAD_BYTES
-#undef FLIPGRAD_TARGET
-}  // namespace avx2
-#endif
+#define FLIPGRAD_KERNELS "sample_kernels.inc"
+#include "for_each_target.inc"
 
 // Blocks of 32 elements in one task: about 20 microseconds of work.
 constexpr int64_t kBlocksPerTask = 512;
@@ -61,12 +42,6 @@ int sample(const SampleProblem& p, const T* given, T* out, decltype(Draw<T>::ran
     return 1;
   }
 }
-
-#ifdef FLIPGRAD_X86
-namespace fastest = avx2;
-#else
-namespace fastest = portable;
-#endif
 
 template <class T>
 int sample_logistic(const SampleProblem& p, const T* a, T* out) {

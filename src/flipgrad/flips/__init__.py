@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.flips import native, separable, triton, vectorized
+from flipgrad.flips._arguments import memory_format
 from flipgrad.flips.choice import Choice, choose, common_dtype, explain
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
@@ -144,7 +145,7 @@ def _conv2d_operator(
 ) -> Tensor:
     geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
     u = _conv2d(x, a, grad, weight, _noise(noise, scale), tolerance, *geometry)
-    return u.contiguous(memory_format=native.memory_format(x))
+    return u.contiguous(memory_format=memory_format(x))
 
 
 def _separable_linear_operator(
@@ -168,7 +169,7 @@ def _separable_conv2d_operator(
 ) -> Tensor:
     geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
     u = separable.conv2d(x, a, grad, weight, _noise(noise, scale), tolerance, *geometry)
-    return u.contiguous(memory_format=native.memory_format(x))
+    return u.contiguous(memory_format=memory_format(x))
 
 
 def _fake_linear(x: Tensor, *_: object) -> Tensor:
@@ -176,7 +177,7 @@ def _fake_linear(x: Tensor, *_: object) -> Tensor:
 
 
 def _fake_conv2d(x: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(x, memory_format=native.memory_format(x))
+    return torch.empty_like(x, memory_format=memory_format(x))
 
 
 _LINEAR = "Tensor x, Tensor a, Tensor grad, Tensor weight, str noise, float scale, float tolerance"

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.flips import vectorized
+from flipgrad.flips._arguments import check_conv2d, check_dtypes, check_linear, linear_as_convolution, memory_format
 from flipgrad.noise import Logistic, Noise
 
 LIBRARY = Path(__file__).parent.parent / "_native.so"
@@ -34,7 +35,6 @@ PORTABLE = os.environ.get("FLIPGRAD_PORTABLE", "") not in ("", "0")
 
 _OUT_OF_MEMORY, _WEIGHTS_TOO_LARGE = 1, 2
 _SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class _FlipProblem(ctypes.Structure):
@@ -288,22 +288,10 @@ def _check(noise: Noise, **tensors: Tensor) -> None:
 def _check_tensors(**tensors: Tensor) -> None:
     if not available():
         raise InputError(f"flipgrad's compiled library is not available: {reason()}")
-    first = next(iter(tensors.values()))
     for name, t in tensors.items():
         if t.device.type != "cpu":
             raise InputError(f"{name} is on {t.device}: the native kernels need tensors on the CPU, e.g. {name}.cpu()")
-        if t.dtype not in _DTYPES:
-            allowed = ", ".join(str(dtype) for dtype in _DTYPES)
-            raise InputError(f"{name} has dtype {t.dtype}: the native kernels take {allowed}")
-        if t.dtype != first.dtype:
-            raise InputError(f"{name} has dtype {t.dtype}, but {next(iter(tensors))} has {first.dtype}: give them one dtype")
-
-
-def _check_shapes(expected: tuple[int, ...], **tensors: Tensor) -> None:
-    # A wrong shape would read other memory than the tensor's.
-    for name, t in tensors.items():
-        if tuple(t.shape) != expected:
-            raise InputError(f"{name} has shape {tuple(t.shape)}, but the layer's weight and states make it {expected}")
+    check_dtypes("the native kernels take", **tensors)
 
 
 def _check_not_negative(**numbers: int) -> None:
@@ -327,21 +315,13 @@ def _flip_conv2d(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    places = (
-        (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    )
-    _check_shapes((x.shape[0], weight.shape[0], *places), a=a, grad=grad)
-    _check_shapes((x.shape[0], groups * weight.shape[1], *x.shape[2:]), x=x)
+    check_conv2d(x, a, grad, weight, stride, padding, dilation, groups)
     return _product(x, a, grad, weight, scale, stride, padding, dilation, groups)
 
 
 def _flip_linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scale: float) -> Tensor:
-    _check_shapes((x.shape[0], weight.shape[0]), a=a, grad=grad)
-    _check_shapes((x.shape[0], weight.shape[1]), x=x)
-    # A fully connected layer is a convolution of one place.
-    x4, a4, grad4, weight4 = (t[:, :, None, None] for t in (x, a, grad, weight))
-    return _product(x4, a4, grad4, weight4, scale, (1, 1), (0, 0), (1, 1), 1).reshape(x.shape).contiguous()
+    check_linear(x, a, grad, weight)
+    return linear_as_convolution(_product, x, a, grad, weight, scale)
 
 
 def _product(
@@ -395,12 +375,6 @@ def _largest(t: Tensor) -> float:
         return 0.0
     low, high = torch.aminmax(t)
     return max(-low.item(), high.item())
-
-
-def memory_format(x: Tensor) -> torch.memory_format:
-    """The memory format that a result like ``x`` is given."""
-    channels_last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if channels_last else torch.contiguous_format
 
 
 def _sample(of: str, t: Tensor, scale: float, seed: int, offset: int) -> Tensor:

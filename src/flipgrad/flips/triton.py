@@ -23,10 +23,8 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips.native import memory_format
+from flipgrad.flips._arguments import check_conv2d, check_dtypes, check_linear, linear_as_convolution, memory_format
 from flipgrad.noise import Logistic, Noise
-
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 # Of one program: terms that it computes at once, and the most input and output channels and places among them.
 TERMS, INPUTS, OUTPUTS, PLACES = 4096, 32, 4, 256
@@ -110,26 +108,12 @@ def _check(noise: Noise, **tensors: Tensor) -> None:
             raise InputError(f"{name} is on {t.device}: the Triton kernel needs tensors on a GPU, e.g. {name}.cuda()")
         if t.device != x.device:
             raise InputError(f"{name} is on {t.device}, but {first} is on {x.device}: put them on one device")
-        if t.dtype not in _DTYPES:
-            names = ", ".join(str(dtype) for dtype in _DTYPES)
-            raise InputError(f"{name} has dtype {t.dtype}: the Triton kernel takes {names}")
-        if t.dtype != x.dtype:
-            raise InputError(f"{name} has dtype {t.dtype}, but {first} has {x.dtype}: give them one dtype")
-
-
-def _check_shapes(expected: tuple[int, ...], **tensors: Tensor) -> None:
-    # A wrong shape would read other memory than the tensor's.
-    for name, t in tensors.items():
-        if tuple(t.shape) != expected:
-            raise InputError(f"{name} has shape {tuple(t.shape)}, but the layer's weight and states make it {expected}")
+    check_dtypes("the Triton kernel takes", **tensors)
 
 
 def _flip_linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scale: float) -> Tensor:
-    _check_shapes((x.shape[0], weight.shape[0]), a=a, grad=grad)
-    _check_shapes((x.shape[0], weight.shape[1]), x=x)
-    # A fully connected layer is a convolution of one place.
-    x4, a4, grad4, weight4 = (t[:, :, None, None] for t in (x, a, grad, weight))
-    return _product(x4, a4, grad4, weight4, scale, (1, 1), (0, 0), (1, 1), 1).reshape(x.shape).contiguous()
+    check_linear(x, a, grad, weight)
+    return linear_as_convolution(_product, x, a, grad, weight, scale)
 
 
 def _flip_conv2d(
@@ -143,12 +127,7 @@ def _flip_conv2d(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    places = (
-        (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    )
-    _check_shapes((x.shape[0], weight.shape[0], *places), a=a, grad=grad)
-    _check_shapes((x.shape[0], groups * weight.shape[1], *x.shape[2:]), x=x)
+    check_conv2d(x, a, grad, weight, stride, padding, dilation, groups)
     return _product(x, a, grad, weight, scale, stride, padding, dilation, groups)
 
 
