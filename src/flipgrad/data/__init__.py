@@ -2,7 +2,8 @@
 
 from flipgrad.data.augment import shift
 from flipgrad.data.digits import digits
+from flipgrad.data.mnist import mnist
 from flipgrad.data.sets import DataSet, Split
 from flipgrad.data.toy import toy
 
-__all__ = ["DataSet", "Split", "digits", "shift", "toy"]
+__all__ = ["DataSet", "Split", "digits", "mnist", "shift", "toy"]
