@@ -3,8 +3,21 @@
 from flipgrad.data.augment import AUGMENTATIONS, affine, flip_and_crop, shift
 from flipgrad.data.cifar10 import cifar10
 from flipgrad.data.digits import digits
+from flipgrad.data.images import image_folder
 from flipgrad.data.mnist import mnist
 from flipgrad.data.sets import DataSet, Split
 from flipgrad.data.toy import toy
 
-__all__ = ["AUGMENTATIONS", "DataSet", "Split", "affine", "cifar10", "digits", "flip_and_crop", "mnist", "shift", "toy"]
+__all__ = [
+    "AUGMENTATIONS",
+    "DataSet",
+    "Split",
+    "affine",
+    "cifar10",
+    "digits",
+    "flip_and_crop",
+    "image_folder",
+    "mnist",
+    "shift",
+    "toy",
+]
