@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,6 +150,16 @@ def test_a_truncated_archive_is_named(tmp_path, suffix):
     path.write_bytes(b"no archive")
     with pytest.raises(InputError, match=r"the archive .* is truncated or damaged: file could not be opened"):
         cifar10(path)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    folder_of(tmp_path, contents(".bin"))
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(InputError, match=r"_batch\w*\.bin' cannot be read: Permission denied; download"):
+        cifar10(tmp_path)
 
 
 class Malicious:

@@ -74,10 +74,17 @@ def _read_folder(path: Path) -> dict[str, bytes]:
         for file in files:
             _check_size(file.stat().st_size, f"'{file.name}' in '{path}'", file.name)
         if files:
-            return {file.name: file.read_bytes() for file in files}
+            return {file.name: _read_file(file) for file in files}
     raise InputError(
         f"no CIFAR-10 in '{path}': expected data_batch_1.bin or data_batch_1 there or in {' or '.join(FOLDERS)}; {FIX}"
     )
+
+
+def _read_file(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InputError(f"'{file}' cannot be read: {error.strerror}; {FIX}") from None
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
