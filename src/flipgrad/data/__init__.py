@@ -1,8 +1,23 @@
 """Data sets as tensors, and augmentations on tensors."""
 
-from flipgrad.data.augment import shift
+from flipgrad.data.augment import AUGMENTATIONS, affine, flip_and_crop, shift
+from flipgrad.data.cifar10 import cifar10
 from flipgrad.data.digits import digits
+from flipgrad.data.images import image_folder
+from flipgrad.data.mnist import mnist
 from flipgrad.data.sets import DataSet, Split
 from flipgrad.data.toy import toy
 
-__all__ = ["DataSet", "Split", "digits", "shift", "toy"]
+__all__ = [
+    "AUGMENTATIONS",
+    "DataSet",
+    "Split",
+    "affine",
+    "cifar10",
+    "digits",
+    "flip_and_crop",
+    "image_folder",
+    "mnist",
+    "shift",
+    "toy",
+]

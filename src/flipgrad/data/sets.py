@@ -1,12 +1,14 @@
-"""What a data set is: tensors in memory, split into a training and a test part."""
+"""What a data set is: tensors in memory, split into a training and a test part, and a validation part where wanted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
+
+from flipgrad.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,29 @@ class Split:
             index = index.to(self.y.device)
             yield Split(self.x[index], self.y[index], index)
 
+    def divide(self, share: float, *, seed: int = 0) -> tuple[Split, Split]:
+        """Two parts drawn at random, the second with ``share`` of the examples and, within one example, of every class.
+
+        Both parts keep the order of the whole.
+
+        Raises:
+            InputError: if a part would be empty.
+        """
+        total = len(self)
+        count = round(share * total) if 0 < share < 1 else 0
+        if not 0 < count < total:
+            raise InputError(
+                f"a share of {share} of {total} examples leaves a part empty; give a share between 0 and 1 that does not"
+            )
+        order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+        # Sorted by class, in random order within each, evenly spaced picks take the same share of every class.
+        order = order[self.y.cpu()[order].argsort(stable=True)]
+        position = torch.arange(total)
+        chosen = torch.empty(total, dtype=torch.bool)
+        chosen[order] = (position + 1) * count // total > position * count // total
+        chosen = chosen.to(self.y.device)
+        return Split(self.x[~chosen], self.y[~chosen]), Split(self.x[chosen], self.y[chosen])
+
 
 @dataclass(frozen=True)
 class DataSet:
@@ -41,3 +66,19 @@ class DataSet:
     test: Split
     classes: int
     background: float
+    validation: Split | None = None
+
+    def with_validation(self, share: float = 0.1, *, seed: int = 0) -> DataSet:
+        """The same problem with a ``share`` of the training examples put aside for validation; the test part stays.
+
+        To choose a learning rate or when to stop: on the test part that would flatter the result.
+
+        >>> from flipgrad.data import digits
+        >>> data = digits().with_validation()
+        >>> len(data.train), len(data.validation), len(data.test)
+        (1293, 144, 360)
+        """
+        if self.validation is not None:
+            raise InputError(f"the data set '{self.name}' has a validation part already; split the original one")
+        train, validation = self.train.divide(share, seed=seed)
+        return replace(self, train=train, validation=validation)

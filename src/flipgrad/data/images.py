@@ -1,0 +1,103 @@
+"""A folder of images, sorted into classes by sub-folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from flipgrad.data.sets import DataSet, Split
+from flipgrad.errors import InputError
+
+ENDINGS = {".png", ".jpg", ".jpeg"}
+GREY = {"1", "L"}
+COLOUR = {"RGB", "P"}
+
+Pixels = NDArray[np.uint8]
+
+
+def image_folder(path: Path, size: int | None = None, test_share: float = 0.1, seed: int = 0) -> DataSet:
+    """PNG and JPEG images as a data set with values in [-1, 1]: [1, H, W] if all of them are grey, else [3, H, W].
+
+    Every sub-folder is a class; classes are numbered in the order of their names. Hidden files are passed over. As
+    with :func:`cifar10` the background is 0, mid-grey.
+
+    Args:
+        path: the folder of sub-folders.
+        size: resize all images to so many pixels, squared, with antialiasing; by default they must have one size.
+        test_share: of the images, at random and within one image the same of every class, become the test part.
+        seed: of that choice.
+
+    Raises:
+        InputError: naming the file or folder that is not as expected.
+    """
+    if size is not None and size < 1:
+        raise InputError(f"image_folder(size={size}): give at least one pixel, or None for images of one size")
+    classes = _entries(path)
+    for entry in classes:
+        if not entry.is_dir():
+            raise InputError(f"'{entry}' is not in the folder of a class; move it into one, or elsewhere")
+    if len(classes) < 2:
+        raise InputError(f"'{path}' has {len(classes)} sub-folders, expected two or more: one per class, with its images")
+    images: list[Pixels] = []
+    labels: list[int] = []
+    first = None
+    for label, folder in enumerate(classes):
+        for file in _files(folder):
+            pixels = _read(file, size)
+            first = first or (file, pixels.shape[:2])
+            if pixels.shape[:2] != first[1]:
+                ours, theirs = (f"{height}x{width} pixels" for height, width in (pixels.shape[:2], first[1]))
+                raise InputError(f"'{file}' has {ours}, but '{first[0]}' has {theirs}; resize all of them with size=")
+            images.append(pixels)
+            labels.append(label)
+    channels = max(pixels.shape[2] for pixels in images)
+    stacked = np.stack([np.broadcast_to(pixels, (*pixels.shape[:2], channels)) for pixels in images])
+    x = torch.from_numpy(stacked).permute(0, 3, 1, 2).float().contiguous().div_(127.5).sub_(1)
+    train, test = Split(x, torch.tensor(labels)).divide(test_share, seed=seed)
+    return DataSet(path.resolve().name, train, test, classes=len(classes), background=0.0)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder and not hidden, sorted by name."""
+    try:
+        return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise InputError(
+            f"cannot list '{folder}': {error.strerror}; give a folder with a sub-folder of images per class"
+        ) from None
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The images of a class."""
+    files = _entries(folder)
+    if not files:
+        raise InputError(f"the class folder '{folder}' is empty; put its images there, or remove it")
+    for file in files:
+        if not file.is_file() or file.suffix.lower() not in ENDINGS:
+            raise InputError(
+                f"'{file}' is not a .png, .jpg or .jpeg file; a class folder holds nothing else: move it elsewhere"
+            )
+        yield file
+
+
+def _read(file: Path, size: int | None) -> Pixels:
+    """The pixels [H, W, 1 or 3] of an image, upright as its camera says."""
+    try:
+        with Image.open(file, formats=["PNG", "JPEG"]) as stored:
+            mode = stored.mode
+            transparent = "transparency" in stored.info
+            image = ImageOps.exif_transpose(stored).convert("L" if mode in GREY else "RGB")
+    # Pillow reports a broken PNG as a syntax error, and one that would fill the memory with an error of its own.
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"'{file}' cannot be read as PNG or JPEG: {error}; replace or remove it") from None
+    if mode not in GREY | COLOUR or transparent:
+        kind = f"{mode} with transparency" if transparent else mode
+        raise InputError(f"'{file}' has pixels of the kind {kind}, expected 8-bit grey or RGB without transparency; convert it")
+    if size is not None:
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, -1)
