@@ -40,6 +40,7 @@ class GumbelRao(LinearHeadEstimator):
     """
 
     unbiased = False
+    cost = "1, with K + 1 noises per unit"
     citation = "Paulus, Maddison, Krause 2021"
 
     def __init__(self, samples: int = 10, t: float = 1.0) -> None:
