@@ -116,6 +116,21 @@ def test_layers_name_the_parts_of_the_gradient():
     assert list(problem.layers()) == ["layer 1", "layer 2", "layer 3", "head", "all"]
 
 
+def test_shared_parameters_belong_to_the_first_layer():
+    problem = small(fg.Logistic())
+    net = fg.Sequential(problem.net[0], fg.BinaryLinear(4, 4), fg.BinaryLinear(4, 4), head=nn.Linear(4, 2)).double()
+    net[2].weight = net[1].weight
+    layers = Problem(net, problem.x, problem.objective).layers()
+    assert {name: part.stop - part.start for name, part in layers.items()} == {
+        "layer 1": 12,
+        "layer 2": 20,
+        "layer 3": 4,
+        "head": 10,
+        "all": 46,
+    }
+    assert_equal_draws(Problem(net, problem.x, problem.objective), fg.PSA())
+
+
 @pytest.mark.parametrize("estimator", [fg.ST(), fg.REINFORCE(fg.RunningBaseline(6))], ids=["vectorised", "one by one"])
 def test_draws_do_not_depend_on_the_workers(estimator, monkeypatch):
     # Chunks of a few draws, so that there are many.

@@ -178,6 +178,7 @@ class Broken(Estimator):
         ({"reference": fg.ST()}, "reference=ST: .* only with an unbiased estimator"),
         ({"reference": "exactly"}, "reference='exactly': give 'auto'"),
         ({"reference": fg.REINFORCE(), "reference_samples": 10}, "reference of 10 draws of REINFORCE is mostly noise"),
+        ({"reference": fg.LEG(), "reference_samples": 0}, "reference_samples=0: give at least 10"),
         ({"x": torch.zeros(0, 2)}, "x is empty"),
         ({"workers": 0}, "workers=0"),
     ],

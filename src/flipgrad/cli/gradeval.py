@@ -104,7 +104,7 @@ def _measure(
 ) -> Result:
     net, x, objective = subject.net.to(device), subject.x.to(device), subject.objective
     rules = by_name(names, lambda: exact.expected_loss(net, x, objective).detach())
-    of_reference = reference_samples or REFERENCE_FACTOR * samples
+    of_reference = REFERENCE_FACTOR * samples if reference_samples is None else reference_samples
 
     def report(name: str, new: int) -> None:
         total = of_reference if name == "reference" else samples * len(rules)
@@ -182,7 +182,10 @@ def _print(console: Console, title: str, result: Result) -> None:
         for name, measured in result.estimators.items():
             table.add_row(name, *(cell(layer) for layer in measured.layers))
         console.print(table)
-    rates = ", ".join(f"{name} {measured.samples_per_second:,.0f}" for name, measured in result.estimators.items())
+    rates = ", ".join(
+        f"{name} {measured.samples_per_second:,.0f}{'' if measured.vectorised else ' (one by one)'}"
+        for name, measured in result.estimators.items()
+    )
     console.print(f"Draws per second: {rates}", highlight=False, soft_wrap=True)
     if result.reference.kind == "draws":
         errors = ", ".join(f"{layer.name} {layer.error:.1%}" for layer in result.reference.layers)

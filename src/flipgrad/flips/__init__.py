@@ -8,7 +8,7 @@ are one node of a graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -126,50 +126,36 @@ def _pair(values: Sequence[int]) -> tuple[int, int]:
     return values[0], values[1]
 
 
-def _linear_operator(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: str, scale: float, tolerance: float) -> Tensor:
-    return _linear(x, a, grad, weight, _noise(noise, scale), tolerance).contiguous()
+def _linear_operator(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """An operator's implementation: numbers and strings instead of a noise, and a contiguous result."""
+
+    def operator(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: str, scale: float, tolerance: float) -> Tensor:
+        return compute(x, a, grad, weight, _noise(noise, scale), tolerance).contiguous()
+
+    return operator
 
 
-def _conv2d_operator(
-    x: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    noise: str,
-    scale: float,
-    tolerance: float,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
-    u = _conv2d(x, a, grad, weight, _noise(noise, scale), tolerance, *geometry)
-    return u.contiguous(memory_format=memory_format(x))
+def _conv2d_operator(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same for a convolution."""
 
+    def operator(
+        x: Tensor,
+        a: Tensor,
+        grad: Tensor,
+        weight: Tensor,
+        noise: str,
+        scale: float,
+        tolerance: float,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> Tensor:
+        geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
+        u = compute(x, a, grad, weight, _noise(noise, scale), tolerance, *geometry)
+        return u.contiguous(memory_format=memory_format(x))
 
-def _separable_linear_operator(
-    x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: str, scale: float, tolerance: float
-) -> Tensor:
-    return separable.linear(x, a, grad, weight, _noise(noise, scale), tolerance).contiguous()
-
-
-def _separable_conv2d_operator(
-    x: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    noise: str,
-    scale: float,
-    tolerance: float,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
-    u = separable.conv2d(x, a, grad, weight, _noise(noise, scale), tolerance, *geometry)
-    return u.contiguous(memory_format=memory_format(x))
+    return operator
 
 
 def _fake_linear(x: Tensor, *_: object) -> Tensor:
@@ -183,10 +169,10 @@ def _fake_conv2d(x: Tensor, *_: object) -> Tensor:
 _LINEAR = "Tensor x, Tensor a, Tensor grad, Tensor weight, str noise, float scale, float tolerance"
 _CONV2D = f"{_LINEAR}, int[2] stride, int[2] padding, int[2] dilation, int groups"
 _OPERATORS = (
-    ("flip_linear", _LINEAR, _linear_operator, _fake_linear),
-    ("flip_conv2d", _CONV2D, _conv2d_operator, _fake_conv2d),
-    ("flip_linear_separable", _LINEAR, _separable_linear_operator, _fake_linear),
-    ("flip_conv2d_separable", _CONV2D, _separable_conv2d_operator, _fake_conv2d),
+    ("flip_linear", _LINEAR, _linear_operator(_linear), _fake_linear),
+    ("flip_conv2d", _CONV2D, _conv2d_operator(_conv2d), _fake_conv2d),
+    ("flip_linear_separable", _LINEAR, _linear_operator(separable.linear), _fake_linear),
+    ("flip_conv2d_separable", _CONV2D, _conv2d_operator(separable.conv2d), _fake_conv2d),
 )
 for _name, _arguments, _implementation, _fake in _OPERATORS:
     torch.library.define(f"flipgrad::{_name}", f"({_arguments}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)

@@ -77,8 +77,9 @@ class Problem:
 
     def _groups(self) -> dict[str, dict[str, Tensor]]:
         """The trainable parameters by layer; those that several layers share belong to the first."""
-        owners = {id(p): f"layer {k}" for k, layer in enumerate(self.net.binary_layers, 1) for p in layer.parameters()}
-        owners.update({id(p): "head" for p in self.net.head.parameters() if id(p) not in owners})
+        named = [(f"layer {k}", layer) for k, layer in enumerate(self.net.binary_layers, 1)]
+        # Backwards, so that the first has the last word.
+        owners = {id(p): name for name, module in reversed([*named, ("head", self.net.head)]) for p in module.parameters()}
         groups: dict[str, dict[str, Tensor]] = {
             "front": {},
             **{f"layer {k}": {} for k in range(1, len(self.net.binary_layers) + 1)},

@@ -155,6 +155,9 @@ def evaluate(
     """
     named = _named(estimators)
     check_samples(samples)
+    if reference_samples is None:
+        reference_samples = REFERENCE_FACTOR * samples
+    check_samples(reference_samples, "reference_samples")
     problem = Problem(net, x, objective)
     if not problem.parameters():
         raise InputError("the network has no parameter with requires_grad=True, so there is no gradient to measure")
@@ -164,15 +167,15 @@ def evaluate(
     if workers < 1:
         raise InputError(f"workers={workers}: give at least one")
     tell = report or (lambda name, draws: None)
-    truth = _reference(problem, reference, reference_samples or REFERENCE_FACTOR * samples, seed, workers, tell)
+    truth = _reference(problem, reference, reference_samples, seed, workers, tell)
     measured = {name: _measure(problem, truth, name, rule, samples, seed, workers, tell) for name, rule in named.items()}
     return Result(measured, truth, samples, len(x), seed)
 
 
-def check_samples(samples: int) -> None:
+def check_samples(samples: int, name: str = "samples") -> None:
     """Refuse too few draws."""
     if samples < FEWEST:
-        raise InputError(f"samples={samples}: give at least {FEWEST} draws per estimator, e.g. 10000")
+        raise InputError(f"{name}={samples}: give at least {FEWEST} draws per estimator, e.g. 10000")
 
 
 def _measure(
