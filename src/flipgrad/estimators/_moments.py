@@ -58,10 +58,9 @@ class MomentEstimator(LocalEstimator):
     def sample_normal(self, mu: Tensor, v: Tensor, draw: Draw) -> Tensor:
         """A draw of N(mu, v), differentiable in both."""
         epsilon = own_draws(self, draw, Normal(), mu, 1)[0]
-        # The root of 0 has no derivative; a variance of 0 (saturated units) is taken as constant.
-        positive = v > 0
-        deviation = torch.where(positive, torch.where(positive, v, 1).sqrt(), 0)
-        return mu + deviation * epsilon
+        # The root of 0 has no derivative; a variance of 0 (saturated units) is taken as constant, and as good as 0.
+        deviation = v.clamp(min=torch.finfo(v.dtype).tiny).sqrt()
+        return torch.addcmul(mu, deviation, epsilon)
 
     def _check_padding(self, steps: Iterable[Step], binary: bool) -> None:
         """Refuse zeros among the units, which would count as units of mean 0; ``binary``: whether units come in."""
