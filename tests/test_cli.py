@@ -10,6 +10,7 @@ import torch
 
 from flipgrad import cli
 from flipgrad.estimators import ESTIMATORS, facts
+from flipgrad.training import RunFolder
 
 
 def flipgrad(capsys, *arguments):
@@ -26,7 +27,8 @@ def test_train_prints_a_table_and_stores_everything(tmp_path, capsys):
     for word in ("ST, 2 epochs", "1 sample", "10 samples", "deterministic", "expected", "marginal", "accuracy", "%"):
         assert word in out
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"config.json", "metrics.jsonl", "weights.safetensors", "summary.json", "curve.png"}
+    stored = {"config.json", "metrics.jsonl", "weights.safetensors", "checkpoint.safetensors", "summary.json", "curve.png"}
+    assert names == stored
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["epoch"] == 2
     assert summary["accuracy_n"] > 0.5
@@ -36,7 +38,7 @@ def test_train_does_not_touch_the_global_random_state(tmp_path, capsys):
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    flipgrad(capsys, "train", "--estimator", "st", "--epochs", "1", "--samples", "1", "--output", str(tmp_path / "run"))
+    flipgrad(capsys, "train", "--estimator", "st", "--epochs", "1", "--eval-samples", "1", "--output", str(tmp_path / "run"))
     assert torch.equal(torch.rand(1), expected)
 
 
@@ -57,11 +59,18 @@ def test_estimators_can_be_printed_as_markdown(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--estimator", "foo"], "unknown estimator 'foo'; choose from "),
+        (["train", "--estimator", "foo"], "unknown estimator 'foo'; give one of "),
         (["train", "--epoch", "3"], "No such option: --epoch"),
         (["train", "--epochs", "many"], "Invalid value for '--epochs'"),
         (["train", "--epochs", "0"], "epochs is 0; it must be at least 1"),
         (["train", "--lr", "-1"], "learning rate is -1.0"),
+        (["train", "--lr", "quick"], "Invalid value for '--lr': 'quick' is not a number, and not auto"),
+        (["train", "--data", "mnist"], "is read from files: give their folder with --data-folder"),
+        (["train", "--model", "not_there:net"], "No module named 'not_there'"),
+        (["train", "--checkpoint-minutes", "0"], "checkpoint_minutes is 0.0; it must be positive"),
+        (["train", "--resume", "nowhere"], "'nowhere' is no folder of a run: config.json: No such file"),
+        (["train", "--resume", "nowhere", "--lr", "0.1"], "--lr cannot go with --resume: a run goes on as it was"),
+        (["evaluate", "nowhere"], "'nowhere' is no folder of a run"),
         (["train", "--device", "tpu9"], "device 'tpu9' is not available"),
         (["dance"], "No such command 'dance'"),
     ],
@@ -84,7 +93,7 @@ def test_an_existing_run_is_kept_unless_asked(capsys, tmp_path):
     assert err.count("\n") == 1
     assert "--overwrite" in err
     assert (tmp_path / "metrics.jsonl").read_text() == "precious"
-    arguments = ("--estimator", "st", "--epochs", "1", "--samples", "1", "--output", str(tmp_path), "--overwrite")
+    arguments = ("--estimator", "st", "--epochs", "1", "--eval-samples", "1", "--output", str(tmp_path), "--overwrite")
     assert flipgrad(capsys, "train", *arguments)[0] == 0
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["epoch"] == 1
 
@@ -116,11 +125,97 @@ def test_interrupting_saves_what_is_done_and_exits_with_130(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Interrupted. Weights and metrics of the whole epochs are in run" in out
+    assert "Interrupted. Everything is saved in run; go on with:\n  flipgrad train --resume run\n" in out
     assert "Traceback" not in err
     assert (tmp_path / "run/curve.png").exists()
     assert (tmp_path / "run/weights.safetensors").exists()
     assert all(json.loads(line) for line in metrics.read_text().splitlines())
+
+
+SMALL = ("--model", "20", "--estimator", "st", "--eval-samples", "1")
+
+
+def test_a_run_goes_on_with_resume(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert flipgrad(capsys, "train", *SMALL, "--epochs", "1", "--output", run)[0] == 0
+    code, out, _ = flipgrad(capsys, "train", "--resume", run)
+    assert code == 0
+    assert "is finished: 1 epochs. More: --epochs N" in out
+    code, out, _ = flipgrad(capsys, "train", "--resume", run, "--epochs", "2")
+    assert code == 0
+    assert "Going on with 1,293 images of digits with ST, 2 epochs" in out
+    assert [json.loads(line)["epoch"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()] == [1, 2]
+    code, _, err = flipgrad(capsys, "train", "--resume", run, "--epochs", "1")
+    assert code == 2
+    assert "--epochs 1: the run is of 2 epochs already; give more, or leave it out" in err
+    # Killed between the last checkpoint and the summary: only that is missing.
+    (tmp_path / "run/summary.json").unlink()
+    assert flipgrad(capsys, "train", "--resume", run)[0] == 0
+    assert (tmp_path / "run/summary.json").exists()
+
+
+def test_a_schedule_that_ends_cannot_be_made_longer(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    flipgrad(capsys, "train", *SMALL, "--epochs", "1", "--schedule", "cosine", "--output", run)
+    code, _, err = flipgrad(capsys, "train", "--resume", run, "--epochs", "2")
+    assert code == 2
+    assert "--epochs 2: the cosine schedule was made for 1; leave it out" in err
+
+
+def test_a_damaged_checkpoint_is_one_line(tmp_path, capsys):
+    run = tmp_path / "run"
+    flipgrad(capsys, "train", *SMALL, "--epochs", "1", "--output", str(run))
+    (run / "checkpoint.safetensors").write_bytes((run / "checkpoint.safetensors").read_bytes()[:1000])
+    code, _, err = flipgrad(capsys, "train", "--resume", str(run), "--epochs", "2")
+    assert code == 2
+    assert "checkpoint.safetensors' is truncated or damaged" in err
+    assert err.count("\n") == 1
+
+
+def test_a_full_disk_is_one_line_and_what_to_do(tmp_path, capsys, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    run = tmp_path / "run"
+    flipgrad(capsys, "train", *SMALL, "--epochs", "1", "--output", str(run))
+    monkeypatch.setattr("flipgrad.files.os.fsync", full)
+    code, _, err = flipgrad(capsys, "train", "--resume", str(run), "--epochs", "2")
+    assert code == 1
+    assert "No space left on device; what was stored before is kept; make room, and go on with: flipgrad train --resume" in err
+    assert err.count("\n") == 1
+    monkeypatch.undo()
+    assert flipgrad(capsys, "train", "--resume", str(run), "--epochs", "2")[0] == 0
+
+
+def test_divergence_is_one_line_and_exit_code_1(tmp_path, capsys):
+    code, _, err = flipgrad(capsys, "train", *SMALL, "--lr", "3e38", "--epochs", "3", "--output", str(tmp_path / "run"))
+    assert code == 1
+    assert "is no longer finite in epoch" in err
+    assert "lower the rate, e.g. --lr 1e+38; the last good state is in" in err
+    assert err.count("\n") == 1
+
+
+def test_a_folder_in_use_is_refused_with_the_process(tmp_path, capsys):
+    with RunFolder(tmp_path / "run"):
+        code, _, err = flipgrad(capsys, "train", *SMALL, "--overwrite", "--output", str(tmp_path / "run"))
+    assert code == 2
+    assert f"is being written by another run (process {os.getpid()})" in err
+
+
+def test_evaluate_prints_a_table_and_stores_examples(tmp_path, capsys):
+    run = tmp_path / "run"
+    flipgrad(capsys, "train", *SMALL, "--epochs", "1", "--output", str(run))
+    code, out, err = flipgrad(capsys, "evaluate", str(run), "--samples", "4")
+    assert (code, err) == (0, "")
+    for word in ("Validation images", "Test images", "4 samples", "deterministic", "accuracy", "cross-entropy"):
+        assert word in out
+    stored = json.loads((run / "evaluation.json").read_text())
+    assert stored["samples"] == 4
+    assert stored["splits"].keys() == {"validation", "test"}
+    assert 0 < stored["splits"]["test"]["accuracy_n"] <= 1
+    assert len(stored["examples"]) == 24
+    assert len(stored["examples"][0]["members"]) == 4
+    assert sum(stored["disagreement"]["correct"] + stored["disagreement"]["wrong"]) == 360
 
 
 def test_gradeval_prints_tables_writes_json_and_draws(tmp_path, capsys):

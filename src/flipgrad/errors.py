@@ -1,4 +1,4 @@
-"""The one exception that means "the input was wrong", as opposed to "flipgrad is wrong"."""
+"""The exceptions that mean something to a person: the input was wrong, or the disk is full."""
 
 
 class InputError(ValueError):
@@ -6,3 +6,7 @@ class InputError(ValueError):
 
     The command line prints it as one line and exits with code 2.
     """
+
+
+class StorageError(OSError):
+    """A file could not be written, for want of space say; what was there before is whole."""

@@ -6,19 +6,59 @@ import json
 import os
 import platform
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import IO
 
 import torch
 
-from flipgrad.errors import InputError
+from flipgrad.errors import InputError, StorageError
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all: a kill, a crash of the machine or a full disk leaves the old one or the new one.
+
+    Raises:
+        StorageError: if that cannot be done.
+    """
     temporary = path.with_name(f".{path.name}.part")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            _reach_the_disk(file)
+        os.replace(temporary, path)
+    except OSError as error:
+        _discard(temporary)
+        raise _failed(path, error) from error
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file; of a line that could not be written whole, a part may be left at its end.
+
+    Raises:
+        StorageError: if that cannot be done.
+    """
+    try:
+        with path.open("ab") as file:
+            file.write(line.encode() + b"\n")
+            _reach_the_disk(file)
+    except OSError as error:
+        raise _failed(path, error) from error
+
+
+def _reach_the_disk(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _discard(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _failed(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"cannot write '{path}': {error.strerror or error}; what was stored before is kept")
 
 
 def write_json(path: Path, value: object) -> None:

@@ -270,6 +270,24 @@ def probabilities(outputs: Tensor) -> Tensor:
     return outputs.sigmoid() if outputs.shape[-1] == 1 else outputs.softmax(-1)
 
 
+def parameters_by_layer(net: Sequential) -> dict[str, dict[str, nn.Parameter]]:
+    """The trainable parameters of "front", "layer 1", ..., "head" by name; those that several layers share belong to the first.
+
+    >>> from flipgrad import BinaryLinear
+    >>> list(parameters_by_layer(Sequential(BinaryLinear(2, 4), BinaryLinear(4, 4), head=nn.Linear(4, 2))))
+    ['layer 1', 'layer 2', 'head']
+    """
+    layers = {f"layer {k}": layer for k, layer in enumerate(net.binary_layers, 1)}
+    # Backwards, so that the first has the last word.
+    named = reversed([*layers.items(), ("head", net.head)])
+    owners = {id(parameter): name for name, module in named for parameter in module.parameters()}
+    groups: dict[str, dict[str, nn.Parameter]] = {name: {} for name in ("front", *layers, "head")}
+    for name, parameter in net.named_parameters():
+        if parameter.requires_grad:
+            groups[owners.get(id(parameter), "front")][name] = parameter
+    return {name: group for name, group in groups.items() if group}
+
+
 def _run(steps: Iterable[Step], x: Tensor, visit: Visit, draw: Draw) -> Tensor:
     for step in steps:
         if isinstance(step, Apply):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import flipgrad as fg
 from flipgrad.data import toy
 from flipgrad.estimators import Estimator
-from flipgrad.gradeval.names import by_name
+from flipgrad.estimators.names import by_name
 from flipgrad.network import Batch, Sequential
 from flipgrad.training.models import fully_connected
 

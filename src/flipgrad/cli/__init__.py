@@ -13,11 +13,13 @@ from typer.exceptions import TyperException
 import flipgrad
 from flipgrad.cli.bench import bench
 from flipgrad.cli.estimators import estimators
+from flipgrad.cli.evaluate import evaluate
 from flipgrad.cli.gradeval import gradeval
 from flipgrad.cli.reproduce import reproduce
 from flipgrad.cli.train import train
-from flipgrad.errors import InputError
+from flipgrad.errors import InputError, StorageError
 from flipgrad.training import DivergenceError
+from flipgrad.training.processes import launched_rank
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
 
@@ -27,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, gradeval, reproduce, estimators, bench):
+for command in (train, evaluate, gradeval, reproduce, estimators, bench):
     app.command()(command)
 
 
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         message = error.format_message() if isinstance(error, TyperException) else str(error)
         _complain(message.replace("\n", " "))
         code = BAD_INPUT
-    except DivergenceError as error:
+    except (DivergenceError, StorageError) as error:
         _complain(str(error))
         code = FAILED
     sys.exit(code or DONE)
@@ -59,4 +61,6 @@ def _options(
 
 
 def _complain(message: str) -> None:
-    sys.stderr.write(f"flipgrad: {message}\n")
+    # Of many processes one speaks.
+    if launched_rank() == 0:
+        sys.stderr.write(f"flipgrad: {message}\n")

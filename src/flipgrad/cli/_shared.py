@@ -1,17 +1,19 @@
-"""What commands share: a progress bar that is silent when nobody watches, and interruptions at a safe place."""
+"""What commands share: a progress bar that is silent when nobody watches, interruptions at a safe place, and tables."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Event
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from flipgrad import noise
 from flipgrad.errors import InputError
+from flipgrad.training import Evaluation
 
 NOISES: dict[str, Callable[[], noise.Noise]] = {
     "logistic": noise.Logistic,
@@ -40,31 +42,42 @@ class Work:
         self._bar.update(self._task, description=what, advance=new)
 
     def at(self, done: int, total: int, what: str, note: str) -> None:
-        """``done`` of ``total`` so far."""
+        """``done`` of ``total`` so far; it is left to others to look whether it was :attr:`interrupted`."""
         self._bar.update(self._task, completed=done, total=total, description=what, note=note)
-        if self._interrupted.is_set():
-            raise KeyboardInterrupt
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C, or a polite kill, asked to stop."""
+        return self._interrupted.is_set()
 
 
 @contextmanager
-def working(console: Console) -> Iterator[Work]:
-    """A progress bar and a safe interruption, for one piece of work."""
+def working(console: Console, *, patient: bool = False) -> Iterator[Work]:
+    """A progress bar and a safe interruption, for one piece of work.
+
+    Args:
+        console: where the bar is drawn.
+        patient: whether a second Ctrl-C waits, too.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=console, disable=not console.is_terminal)
-    with bar, _interruptible() as interrupted:
+    bar = Progress(
+        *columns, TextColumn("{task.fields[note]}"), console=console, disable=console.quiet or not console.is_terminal
+    )
+    with bar, _interruptible(patient) as interrupted:
         yield Work(bar, interrupted)
 
 
 @contextmanager
-def _interruptible() -> Iterator[Event]:
+def _interruptible(patient: bool) -> Iterator[Event]:
     """An event that Ctrl-C and a polite kill set, to be looked at between updates; a second Ctrl-C acts at once.
 
-    Left to itself, the exception could be raised where Python ignores exceptions, and be lost.
+    Left to itself, the exception could be raised where Python ignores exceptions, and be lost. Many processes are ``patient``:
+    they are told twice, by the terminal and by ``torchrun``, and one that left at once would keep the others waiting.
     """
     event = Event()
 
     def note(signum: int, frame: object) -> None:
-        if event.is_set():
+        if event.is_set() and not patient:
             raise KeyboardInterrupt
         event.set()
 
@@ -74,6 +87,19 @@ def _interruptible() -> Iterator[Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
+    """Accuracies and losses on some sets of images, of the same number of samples."""
+    samples = next(iter(evaluations.values())).samples
+    table = Table(caption="Cross-entropy: expected with 1 sample, marginal with more")
+    for column in ("", "", "1 sample", f"{samples} samples", "deterministic"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, numbers in evaluations.items():
+        accuracies = (numbers.accuracy_1, numbers.accuracy_n, numbers.accuracy_deterministic)
+        table.add_row(name, "accuracy", *(f"{accuracy:.2%}" for accuracy in accuracies))
+        table.add_row("", "cross-entropy", f"{numbers.expected_loss:.4f}", f"{numbers.marginal_loss:.4f}", "")
+    return table
 
 
 def whole_numbers(text: str, what: str, separator: str) -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,9 @@ from flipgrad.estimators import ESTIMATORS, Estimator, Exact
 from flipgrad.gradeval import REFERENCE_FACTOR, Accuracy, Result, by_name, check_samples, evaluate
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy, Objective
+from flipgrad.training.config import check_device
 from flipgrad.training.models import fully_connected
+from flipgrad.training.own import own_function
 from flipgrad.training.reference import reference_training
 
 PAPER = "reinforce,arm,concrete:0.1,concrete,tanh,st,psa"
@@ -71,7 +71,7 @@ def gradeval(
     by_name(names, lambda: torch.zeros(1))
     check_samples(samples)
     truth = _truth(reference)
-    _check_device(device)
+    check_device(device)
     console = Console()
     folder = files.new_folder(output, overwrite=overwrite)
     paths: dict[str, Path] = {}
@@ -138,18 +138,10 @@ def _toy(widths: str, epochs: list[int], noise: str, seed: int, work: Work) -> I
 
 
 def _own(model: str) -> Iterator[_Subject]:
-    module, colon, function = model.partition(":")
-    if not colon:
-        raise InputError(f"--model {model!r}: give package.module:function")
-    # As python -m does: modules beside the work at hand are found.
-    sys.path.insert(0, "")
-    try:
-        made = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"--model {model!r}: {error}") from None
+    made = own_function(model)()
     if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], Sequential) and isinstance(made[1], Tensor)):
         raise InputError(f"--model {model!r} must return (flipgrad.Sequential, inputs [B, ...], objective), got {made!r:.60}")
-    yield _Subject("model", function, *made)
+    yield _Subject("model", model.partition(":")[2], *made)
 
 
 def _truth(name: str) -> Estimator | Literal["auto"]:
@@ -158,13 +150,6 @@ def _truth(name: str) -> Estimator | Literal["auto"]:
     if name not in ESTIMATORS:
         raise InputError(f"--reference {name!r}: give auto, exact, or an unbiased estimator such as disarm")
     return Exact() if name == "exact" else ESTIMATORS[name]()
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {device!r}: {str(error).splitlines()[0]}") from None
 
 
 def _print(console: Console, title: str, result: Result) -> None:

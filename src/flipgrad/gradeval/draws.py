@@ -24,7 +24,7 @@ from torch.func import functional_call
 from flipgrad.errors import InputError
 from flipgrad.estimators import Estimator
 from flipgrad.layers import LayerCall
-from flipgrad.network import Batch, Sequential
+from flipgrad.network import Batch, Sequential, parameters_by_layer
 from flipgrad.noise import Noise
 from flipgrad.objectives import Objective
 from flipgrad.sampling import Draw, Stream, fresh
@@ -46,13 +46,13 @@ class Problem:
 
     def parameters(self) -> dict[str, Tensor]:
         """The parameters whose gradient is wanted, in the order of :meth:`layers`."""
-        groups = self._groups()
+        groups = parameters_by_layer(self.net)
         return {name: parameter for group in groups.values() for name, parameter in group.items()}
 
     def layers(self) -> dict[str, slice]:
         """Which entries of the whole gradient [P] belong to "front", "layer 1", ..., "head", and, last, "all" of them."""
         parts, start = {}, 0
-        for name, group in self._groups().items():
+        for name, group in parameters_by_layer(self.net).items():
             end = start + sum(parameter.numel() for parameter in group.values())
             parts[name] = slice(start, end)
             start = end
@@ -74,21 +74,6 @@ class Problem:
         with torch.no_grad():
             self.net.run(self.net.front(self.x), visit, fresh(torch.Generator(self.x.device)))
         return sum(sizes)
-
-    def _groups(self) -> dict[str, dict[str, Tensor]]:
-        """The trainable parameters by layer; those that several layers share belong to the first."""
-        named = [(f"layer {k}", layer) for k, layer in enumerate(self.net.binary_layers, 1)]
-        # Backwards, so that the first has the last word.
-        owners = {id(p): name for name, module in reversed([*named, ("head", self.net.head)]) for p in module.parameters()}
-        groups: dict[str, dict[str, Tensor]] = {
-            "front": {},
-            **{f"layer {k}": {} for k in range(1, len(self.net.binary_layers) + 1)},
-            "head": {},
-        }
-        for name, parameter in self.net.named_parameters():
-            if parameter.requires_grad:
-                groups[owners.get(id(parameter), "front")][name] = parameter
-        return {name: group for name, group in groups.items() if group}
 
 
 @final

@@ -12,16 +12,16 @@ from flipgrad.plots.style import BLUE, GREEN, ORANGE
 
 
 def training_curve(metrics: Path, output: Path) -> None:
-    """Draw losses and test accuracies over epochs from a run's ``metrics`` (JSON lines) as a PNG."""
+    """Draw losses and accuracies over epochs from a run's ``metrics`` (JSON lines) as a PNG."""
     records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     epochs = [record["epoch"] for record in records]
-    samples = records[-1]["samples"]
+    samples, split = records[-1]["samples"], records[-1].get("split", "test")
     figure = Figure(figsize=(9, 3.6), dpi=150, layout="constrained")
     losses, accuracies = figure.subplots(1, 2)
     for key, label, colour in (
-        ("train_loss", "training, 1 sample", BLUE),
-        ("expected_loss", "test, expected", ORANGE),
-        ("marginal_loss", f"test, marginal ({samples} samples)", GREEN),
+        ("train_loss", "training, the method's own", BLUE),
+        ("expected_loss", f"{split}, expected", ORANGE),
+        ("marginal_loss", f"{split}, marginal ({samples} samples)", GREEN),
     ):
         losses.plot(epochs, [record[key] for record in records], color=colour, label=label, **_markers(epochs))
     losses.set(ylabel="cross-entropy", yscale="log")
@@ -31,7 +31,7 @@ def training_curve(metrics: Path, output: Path) -> None:
         ("accuracy_deterministic", "deterministic", BLUE),
     ):
         accuracies.plot(epochs, [record[key] for record in records], color=colour, label=label, **_markers(epochs))
-    accuracies.set(ylabel="test accuracy")
+    accuracies.set(ylabel=f"{split} accuracy")
     accuracies.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     for axes in (losses, accuracies):
         axes.set_xlabel("epoch")

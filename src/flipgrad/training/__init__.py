@@ -1,9 +1,31 @@
 """Training a stochastic binary network: configuration, the loop, metrics, and what a run leaves behind."""
 
+from flipgrad.training.checkpoint import Checkpoint
 from flipgrad.training.config import TrainConfig
-from flipgrad.training.loop import DivergenceError, train
+from flipgrad.training.load import Run, load_run
+from flipgrad.training.loop import train
 from flipgrad.training.metrics import Evaluation, evaluate
 from flipgrad.training.models import digits_net
-from flipgrad.training.run import RunFolder
+from flipgrad.training.problem import load_data, make_net
+from flipgrad.training.processes import Processes, connect
+from flipgrad.training.run import RunFolder, read_config
+from flipgrad.training.trainer import DivergenceError, Trainer
 
-__all__ = ["DivergenceError", "Evaluation", "RunFolder", "TrainConfig", "digits_net", "evaluate", "train"]
+__all__ = [
+    "Checkpoint",
+    "DivergenceError",
+    "Evaluation",
+    "Processes",
+    "Run",
+    "RunFolder",
+    "TrainConfig",
+    "Trainer",
+    "connect",
+    "digits_net",
+    "evaluate",
+    "load_data",
+    "load_run",
+    "make_net",
+    "read_config",
+    "train",
+]

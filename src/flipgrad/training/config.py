@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 
 import torch
 
+from flipgrad.data import AUGMENTATIONS
 from flipgrad.errors import InputError
-from flipgrad.estimators import ESTIMATORS
+from flipgrad.estimators.names import for_training
 
-SCHEDULES = ("constant", "cosine")
+DATA = ("digits", "toy", "mnist", "cifar10", "images")
+SCHEDULES = ("constant", "cosine", "step")
+OPTIMIZERS = ("sgd", "adam")
+OBJECTIVES = ("expected", "bound")
+PRECISIONS = ("float32", "bfloat16")
+# What is wanted is found by the run itself: the data set's own choice, or a search.
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -18,45 +26,141 @@ class TrainConfig:
     """What determines a run: the same configuration gives the same weights on the same machine.
 
     Attributes:
-        estimator: a name from ``flipgrad.estimators.ESTIMATORS``.
+        data: "digits", "toy", "mnist", "cifar10", or "images" for a folder of images by class.
+        data_folder: where the files of "mnist", "cifar10" or "images" are.
+        image_size: resize "images" to so many pixels, squared; None if they have one size.
+        model: "auto" for the data set's own network; widths of binary layers such as "200-200"; or
+            "package.module:function", called with the data set.
+        width: the factor on the channels of the CIFAR-10 network.
+        estimator: a name from ``flipgrad.estimators.ESTIMATORS``, with a number where it takes one ("concrete:0.1") or with a
+            baseline ("reinforce+running").
         epochs: passes over the training images.
-        batch_size: images per update.
-        lr: the learning rate of SGD with Nesterov momentum.
-        schedule: "constant", or "cosine" from ``lr`` down to 0 at the end.
+        batch_size: images per update, of all processes together.
+        lr: the learning rate, or "auto" to search for it.
+        schedule: of the rate: "constant", "cosine" from ``lr`` down to 0 at the end, or "step", which divides it by 10 after
+            half and after three quarters of the updates.
+        optimizer: "sgd" with Nesterov momentum, or "adam".
         momentum: of SGD.
-        shift: pixels by which training images are moved at random; 0 for none.
-        samples: draws of all noises for the reported accuracy and losses.
+        weight_decay: the factor of the weights that is added to their gradient.
+        augment: a name from ``flipgrad.data.AUGMENTATIONS``, or "auto" for the data set's usual one.
+        validation: the share of the training images that is held out, drawn by the seed. Metrics of an epoch are measured on
+            it, so that the test images are looked at only at the end. With 0 they are measured on the test images.
+        samples: draws of all noises per update; the gradient is the mean of their estimates.
+        eval_samples: draws of all noises for the reported accuracies and losses.
+        objective: "expected", the expected loss, or "bound", the multi-sample bound of ``samples`` draws.
         seed: of initialisation, order, augmentation and noise.
-        device: a torch device.
-        threads: CPU threads; small networks gain nothing from more than one, and one gives the same numbers everywhere.
+        device: "cpu", "cuda", "cuda:1", "mps".
+        threads: CPU threads of a process; one for small networks gives the same numbers everywhere.
+        precision: "float32", or "bfloat16" for mixed precision.
     """
 
+    data: str = "digits"
+    data_folder: str | None = None
+    image_size: int | None = None
+    model: str = AUTO
+    width: float = 1.0
     estimator: str = "psa"
     epochs: int = 45
     batch_size: int = 64
-    lr: float = 0.15
+    lr: float | str = 0.15
     schedule: str = "constant"
+    optimizer: str = "sgd"
     momentum: float = 0.9
-    shift: int = 1
-    samples: int = 10
+    weight_decay: float = 0.0
+    augment: str = AUTO
+    validation: float = 0.1
+    samples: int = 1
+    eval_samples: int = 10
+    objective: str = "expected"
     seed: int = 0
     device: str = "cpu"
     threads: int = 1
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.estimator not in ESTIMATORS:
-            raise InputError(f"unknown estimator '{self.estimator}'; choose from {', '.join(ESTIMATORS)}")
-        for name, least in (("epochs", 1), ("batch_size", 1), ("samples", 1), ("shift", 0), ("seed", 0), ("threads", 1)):
-            if getattr(self, name) < least:
+        self._check_types()
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise InputError(f"unknown {name} '{getattr(self, name)}'; choose from {', '.join(choices)}")
+        for_training(self.estimator, points=1)
+        for name, least in LEAST.items():
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise InputError(f"the learning rate is {self.lr}; it must be positive and finite, e.g. 0.1")
-        if self.schedule not in SCHEDULES:
-            raise InputError(f"unknown schedule '{self.schedule}'; choose from {', '.join(SCHEDULES)}")
+        if self.lr != AUTO and not (isinstance(self.lr, float | int) and math.isfinite(self.lr) and self.lr > 0):
+            raise InputError(f"the learning rate is {self.lr}; it must be positive and finite, e.g. 0.1, or auto")
+        if not (math.isfinite(self.width) and self.width > 0):
+            raise InputError(f"width is {self.width}; the factor on the channels must be positive, e.g. 0.25")
         if not 0 <= self.momentum < 1:
             raise InputError(f"the momentum is {self.momentum}; it must be in [0, 1), e.g. 0.9")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise InputError(f"weight_decay is {self.weight_decay}; it must be 0 or more and finite, e.g. 1e-4")
+        if not 0 <= self.validation < 1:
+            raise InputError(f"validation is {self.validation}; give a share of the training images in [0, 1), e.g. 0.1")
+        if self.objective == "bound" and self.samples < 2:
+            raise InputError("the bound of one sample is the expected loss; give more, e.g. --samples 5")
+        check_device(self.device)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate as a number."""
+        if isinstance(self.lr, str):
+            raise InputError("the learning rate is 'auto': search for it first, and train with what was found")
+        return self.lr
+
+    def to_json(self) -> dict[str, object]:
+        """The fields by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: object, where: str = "the configuration") -> TrainConfig:
+        """The configuration of fields by name; those that are missing have their default.
+
+        Args:
+            values: what :meth:`to_json` gave.
+            where: the file they come from, for errors.
+
+        Raises:
+            InputError: if a name is unknown or a value is not what it should be.
+
+        >>> TrainConfig.from_json({"epochs": 3}).epochs
+        3
+        """
+        if not isinstance(values, Mapping):
+            raise InputError(f"{where} must hold fields by name, got {values!r:.60}")
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise InputError(f"{where} has an unknown field '{name}'; the fields are {', '.join(known)}")
         try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"device '{self.device}' is not available ({reason}); use cpu") from None
+            return cls(**values)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+
+    def _check_types(self) -> None:
+        """Values from a file may be anything."""
+        for field in fields(self):
+            kinds = [KINDS[part] for part in str(field.type).split(" | ")]
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, tuple(kind for pair in kinds for kind in pair)):
+                raise InputError(f"{field.name} is {value!r}, expected {field.type}")
+
+
+KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,), "None": (type(None),)}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "data": DATA,
+    "schedule": SCHEDULES,
+    "optimizer": OPTIMIZERS,
+    "augment": (AUTO, *AUGMENTATIONS),
+    "objective": OBJECTIVES,
+    "precision": PRECISIONS,
+}
+LEAST = {"epochs": 1, "batch_size": 1, "samples": 1, "eval_samples": 1, "seed": 0, "threads": 1, "image_size": 1}
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device '{device}' is not available ({reason}); use cpu") from None

@@ -1,84 +1,166 @@
-"""The training loop."""
+"""The training loop: updates, and what is stored when, so that nothing is lost."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from typing import Any, final
 
 import torch
-from torch import nn
 
-from flipgrad.data import DataSet, shift
-from flipgrad.estimators import ESTIMATORS
+from flipgrad.data import DataSet
+from flipgrad.errors import InputError, StorageError
 from flipgrad.network import Sequential
-from flipgrad.objectives import CrossEntropy
+from flipgrad.training.checkpoint import Checkpoint
 from flipgrad.training.config import TrainConfig
-from flipgrad.training.metrics import Evaluation, evaluate
+from flipgrad.training.metrics import Evaluation
+from flipgrad.training.processes import Processes
 from flipgrad.training.run import RunFolder
+from flipgrad.training.trainer import Trainer
 
-# Told after every update: how many were done, and the last epoch's record (empty during the first one).
-Report = Callable[[int, dict[str, float]], None]
+# Told after every update: how many were done of how many, and the last epoch's record (empty during the first one).
+Report = Callable[[int, int, Mapping[str, Any]], None]
 
-# Images that the data-dependent initialisation looks at.
-INITIAL_BATCH = 256
-
-
-class DivergenceError(RuntimeError):
-    """The loss is no longer a number; the weights of the last whole epoch are kept."""
+# Many processes ask one another so often, in updates, whether to stop or to save: each time costs a message.
+AGREE_EVERY = 10
 
 
-def train(config: TrainConfig, net: Sequential, data: DataSet, folder: RunFolder, report: Report) -> Evaluation:
-    """Train ``net`` on ``data`` as ``config`` says, leaving configuration, metrics and weights in ``folder``.
+def train(
+    config: TrainConfig,
+    net: Sequential,
+    data: DataSet,
+    folder: RunFolder | None = None,
+    *,
+    processes: Processes | None = None,
+    checkpoint: Checkpoint | None = None,
+    report: Report = lambda done, total, record: None,
+    epoch_done: Callable[[Mapping[str, Any]], None] = lambda record: None,
+    stop: Callable[[], bool] = lambda: False,
+    minutes: float = 5.0,
+) -> Evaluation:
+    """Train ``net`` on ``data`` as ``config`` says, leaving configuration, metrics, weights and checkpoints in ``folder``.
 
-    Weights and metrics are stored after every epoch, so an interruption loses at most the epoch at hand.
+    A checkpoint is stored at the beginning, after every epoch, every few ``minutes``, and when told to stop. A training that
+    goes on from one ends with the same weights, to the bit, as one that was never interrupted.
+
+    Args:
+        config: what to do.
+        net: the network as it was made; it is initialised and trained in place.
+        data: the examples.
+        folder: of the run; None stores nothing, and is what processes other than the first one give.
+        processes: those that train together; by default this one alone.
+        checkpoint: where to go on, from the ``folder``.
+        report: told after every update.
+        epoch_done: told the metrics of every epoch.
+        stop: asked between updates whether to save and stop.
+        minutes: between checkpoints within an epoch.
 
     Returns:
         The evaluation on the test images.
 
     Raises:
-        DivergenceError: if a loss is NaN or infinite.
+        DivergenceError: if a gradient, a weight or the loss is NaN or infinite; the last checkpoint is kept.
+        KeyboardInterrupt: when told to stop; everything is saved.
+        StorageError: if a file cannot be written; the last checkpoint is kept.
     """
-    folder.write_config(asdict(config))
-    estimator = ESTIMATORS[config.estimator]()
-    # Some estimators have parameters of their own, which learn along, and buffers.
-    state = estimator.to(config.device) if isinstance(estimator, nn.Module) else nn.Module()
-    # Order and augmentation are drawn on the CPU, noise where the network is.
-    order = torch.Generator().manual_seed(config.seed)
-    noise = torch.Generator(config.device).manual_seed(config.seed + 1)
-    train_set, test_set = data.train.to(config.device), data.test.to(config.device)
-    net.to(config.device).initialize(train_set.x[:INITIAL_BATCH], generator=noise)
-    if isinstance(estimator, nn.Module):
-        # Its parameters may depend on the network: an estimate makes them, before the optimizer asks.
-        net(train_set.x[:1], CrossEntropy(train_set.y[:1]), estimator=estimator, generator=noise, index=torch.zeros(1).long())
-    parameters = [*net.parameters(), *state.parameters()]
-    optimizer = torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0)
-    updates = config.epochs * -(-len(train_set) // config.batch_size)
-    record: dict[str, float] = {}
-    done = 0
-    for epoch in range(1, config.epochs + 1):
-        started, total = time.perf_counter(), 0.0
-        net.train()
-        for batch in train_set.batches(config.batch_size, generator=order):
-            x = shift(batch.x, config.shift, data.background, generator=order) if config.shift else batch.x
-            losses = net(x, CrossEntropy(batch.y), estimator=estimator, generator=noise, index=batch.index)
-            if config.schedule == "cosine":
-                optimizer.param_groups[0]["lr"] = config.lr * (1 + math.cos(math.pi * done / updates)) / 2
-            optimizer.zero_grad(set_to_none=True)
-            losses.mean().backward()
-            optimizer.step()
-            total += losses.detach().sum().item()
-            if not math.isfinite(total):
-                advice = f"lower the rate, e.g. --lr {config.lr / 3:.2g}"
-                raise DivergenceError(f"the loss is {total} in epoch {epoch}; {advice}")
-            done += 1
-            report(done, record)
-        seconds = time.perf_counter() - started
-        evaluation = evaluate(net, test_set, config.samples, generator=noise)
-        record = {"epoch": epoch, "train_loss": total / len(train_set), "seconds": seconds, **asdict(evaluation)}
-        folder.save_weights(net)
-        folder.save_estimator(state)
-        folder.append_metrics(record)
-    folder.write_summary(record)
-    return evaluation
+    processes = processes or Processes(config.device)
+    with isolated(processes.device):
+        trainer = Trainer(config, net, data, processes)
+        keeper = _Keeper(trainer, folder, processes, minutes)
+        record: Mapping[str, Any] = {}
+        if checkpoint is None:
+            keeper.begin()
+        else:
+            record = keeper.go_on(checkpoint)
+        total = config.epochs * trainer.updates
+        while trainer.epoch < config.epochs:
+            while trainer.updates_done < trainer.updates:
+                trainer.update()
+                report(trainer.total_done, total, record)
+                keeper.look(stop)
+            record = trainer.finish_epoch()
+            epoch_done(record)
+            keeper.end_epoch(record)
+        return keeper.finish(record)
+
+
+@contextmanager
+def isolated(device: torch.device) -> Iterator[None]:
+    """A :class:`Trainer` seeds torch's global generators: outside they stay as they were."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+@final
+class _Keeper:
+    """Stores what a training leaves behind."""
+
+    def __init__(self, trainer: Trainer, folder: RunFolder | None, processes: Processes, minutes: float) -> None:
+        self._trainer, self._folder, self._processes, self._minutes = trainer, folder, processes, minutes
+        self._saved_at = time.monotonic()
+
+    def begin(self) -> None:
+        config, count = self._trainer.config, self._processes.size
+        self._write(lambda folder: folder.write_config(config, processes=count))
+        self._save()
+
+    def go_on(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
+        """Go back to the checkpoint; the record of the last whole epoch."""
+        self._trainer.restore(checkpoint, f"'{self._folder.path / RunFolder.CHECKPOINT}'" if self._folder else "the checkpoint")
+        records: list[Mapping[str, Any]] = []
+        config, count = self._trainer.config, self._processes.size
+
+        def tidy(folder: RunFolder) -> None:
+            records.extend(folder.keep_metrics(self._trainer.epoch))
+            (folder.path / folder.SUMMARY).unlink(missing_ok=True)
+            folder.write_config(config, processes=count)
+
+        self._write(tidy)
+        return records[-1] if records else {}
+
+    def look(self, stop: Callable[[], bool]) -> None:
+        """Between two updates: stop if told to, save if it is time."""
+        trainer = self._trainer
+        if self._processes.size > 1 and trainer.updates_done % AGREE_EVERY and trainer.updates_done != trainer.updates:
+            return
+        if self._processes.any(stop()):
+            self._save()
+            raise KeyboardInterrupt
+        if self._processes.any(time.monotonic() - self._saved_at > 60 * self._minutes):
+            self._save()
+
+    def end_epoch(self, record: Mapping[str, Any]) -> None:
+        def store(folder: RunFolder) -> None:
+            folder.append_metrics(record)
+            folder.save_weights(self._trainer.net)
+
+        self._write(store)
+        self._save()
+
+    def finish(self, record: Mapping[str, Any]) -> Evaluation:
+        """The numbers on the test images."""
+        trainer = self._trainer
+        evaluation = trainer.evaluate("test", trainer.epoch)
+        held_out = {key: record[key] for key in asdict(evaluation)} if record.get("split") == "validation" else None
+        facts = {"epoch": trainer.epoch, "train_loss": record.get("train_loss"), **asdict(evaluation), "validation": held_out}
+        self._write(lambda folder: folder.write_summary(facts))
+        return evaluation
+
+    def _save(self) -> None:
+        self._trainer.check_weights()
+        state = self._trainer.state()
+        self._write(lambda folder: folder.save_checkpoint(state))
+        self._saved_at = time.monotonic()
+
+    def _write(self, action: Callable[[RunFolder], None]) -> None:
+        """The first process writes; if it cannot, all of them stop instead of waiting for it."""
+        failure: StorageError | InputError | None = None
+        if self._folder is not None:
+            try:
+                action(self._folder)
+            except (StorageError, InputError) as error:
+                failure = error
+        if self._processes.any(failure is not None):
+            raise failure or StorageError("the first process could not write its files")

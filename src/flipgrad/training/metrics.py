@@ -1,16 +1,22 @@
-"""How good a network is: its accuracies and losses on a set of examples."""
+"""How good a network is: its accuracies and losses on a set of examples, and how many of its units are saturated."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from flipgrad.bounds import multi_sample_bound
 from flipgrad.data import Split
+from flipgrad.layers import LayerCall
 from flipgrad.network import Sequential, probabilities
 from flipgrad.objectives import CrossEntropy
+from flipgrad.sampling import fresh
+
+# A unit whose mean state is further than this from 0 is hardly random, and lets hardly any gradient through.
+SATURATED = 0.99
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,7 @@ class Evaluation:
         accuracy_deterministic: of the net with every noise replaced by its median.
         expected_loss: the mean cross-entropy of one draw.
         marginal_loss: the cross-entropy of the mean probability of all draws.
+        saturated: for every binary layer, the share of units whose mean state is further than 0.99 from 0.
     """
 
     samples: int
@@ -32,24 +39,69 @@ class Evaluation:
     accuracy_deterministic: float
     expected_loss: float
     marginal_loss: float
+    saturated: dict[str, float]
 
 
 @torch.no_grad()
 def evaluate(
-    net: Sequential, data: Split, samples: int, *, generator: Generator | None = None, batch_size: int = 512
+    net: Sequential,
+    data: Split,
+    samples: int,
+    *,
+    generator: Generator | None = None,
+    batch_size: int = 512,
+    total: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> Evaluation:
-    """Evaluate ``net``, in eval mode, on ``data`` with ``samples`` draws per example."""
+    """Evaluate ``net``, in eval mode, on ``data`` with ``samples`` draws per example.
+
+    Args:
+        net: the network.
+        data: the examples.
+        samples: draws of all noises per example.
+        generator: the source of randomness.
+        batch_size: examples at once.
+        total: adds up the sums over processes that have a part of the examples each; by default this process has all.
+    """
     was_training = net.training
     net.eval()
-    totals = torch.zeros(5, dtype=torch.float64)
+    sums = torch.zeros(6, dtype=torch.float64)
+    units = torch.zeros(2, len(net.binary_layers), dtype=torch.float64)
     for batch in data.batches(batch_size):
+        first, saturated, of = _observed(net, batch.x, generator)
         # [samples, B, K]
-        outputs = torch.stack([net(batch.x, generator=generator) for _ in range(samples)])
+        outputs = torch.stack([first, *(net(batch.x, generator=generator) for _ in range(samples - 1))])
         losses = CrossEntropy(batch.y)(outputs)
-        single = (outputs.argmax(-1) == batch.y).double().mean(0)
-        ensemble = probabilities(outputs).mean(0).argmax(-1) == batch.y
-        deterministic = net.deterministic(batch.x).argmax(-1) == batch.y
-        columns = (single, ensemble, deterministic, losses.mean(0), multi_sample_bound(losses))
-        totals += torch.stack([column.double().sum().cpu() for column in columns])
+        columns = (
+            (outputs.argmax(-1) == batch.y).double().mean(0),
+            probabilities(outputs).mean(0).argmax(-1) == batch.y,
+            net.deterministic(batch.x).argmax(-1) == batch.y,
+            losses.mean(0),
+            multi_sample_bound(losses),
+            torch.ones_like(batch.y),
+        )
+        sums += torch.stack([column.cpu().double().sum() for column in columns])
+        units += torch.stack([saturated, of])
     net.train(was_training)
-    return Evaluation(samples, *(totals / len(data)).tolist())
+    everything = total(torch.cat([sums, units.flatten()]))
+    sums, (saturated, of) = everything[:6], everything[6:].view_as(units)
+    shares = dict(zip(_names(net), (saturated / of).tolist(), strict=True))
+    single, ensemble, deterministic, expected, marginal = (sums[:5] / sums[5]).tolist()
+    return Evaluation(samples, single, ensemble, deterministic, expected, marginal, shares)
+
+
+def _names(net: Sequential) -> list[str]:
+    return [f"layer {k}" for k in range(1, len(net.binary_layers) + 1)]
+
+
+def _observed(net: Sequential, x: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The outputs [B, K] of one sampled pass, and for every binary layer the numbers of saturated and of all units."""
+    saturated, of = [], []
+
+    def visit(call: LayerCall) -> Tensor:
+        a = call.affine(call.x)
+        saturated.append((call.noise.mean_sign(a).abs() > SATURATED).sum())
+        of.append(a.numel())
+        return call.sample(a)
+
+    outputs = net.outputs(net.run(net.front(x), visit, fresh(generator)))
+    return outputs, torch.stack(saturated).cpu().double(), torch.tensor(of).double()

@@ -1,0 +1,42 @@
+"""``flipgrad evaluate``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from flipgrad import files
+from flipgrad.cli._shared import evaluation_table
+from flipgrad.training import RunFolder, load_run
+from flipgrad.training import evaluate as measure
+from flipgrad.training.predictions import describe
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run of flipgrad train.")],
+    samples: Annotated[int | None, typer.Option(help="Draws per image (default: the run's --eval-samples).")] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
+    device: Annotated[str | None, typer.Option(help="Torch device (default: the run's).")] = None,
+) -> None:
+    """Measure a trained network: accuracies and losses with one sample, many samples and none; store evaluation.json."""
+    loaded = load_run(run, device=device)
+    torch.set_num_threads(loaded.config.threads)
+    count = loaded.config.eval_samples if samples is None else samples
+    splits = {"validation": loaded.data.validation, "test": loaded.data.test}
+    results = {}
+    for name, split in splits.items():
+        if split is not None:
+            noise = torch.Generator(loaded.config.device).manual_seed(seed)
+            results[name] = measure(loaded.net, split.to(loaded.config.device), count, generator=noise)
+    predictions = describe(loaded.net, loaded.data.test.to(loaded.config.device), count, seed=seed)
+    file = run / RunFolder.EVALUATION
+    content = {"splits": {name: asdict(result) for name, result in results.items()}, **predictions, "seed": seed}
+    files.write_json(file, {**content, **files.provenance()})
+    console = Console()
+    console.print(evaluation_table({f"{name.capitalize()} images": result for name, result in results.items()}))
+    console.print(f"Numbers and examples are in {file}", highlight=False, soft_wrap=True)

@@ -1,0 +1,89 @@
+"""Estimators by name, for the command line and the paper's figures: "psa", "concrete:0.1", "reinforce+mean"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from flipgrad.errors import InputError
+from flipgrad.estimators import ESTIMATORS
+from flipgrad.estimators._base import Estimator
+from flipgrad.estimators.baselines import Baseline, ConstantBaseline, RunningBaseline
+from flipgrad.estimators.muprop import MuProp
+from flipgrad.estimators.reinforce import REINFORCE
+
+# Estimators that take a baseline.
+WITH_BASELINE: dict[str, Callable[[Baseline], Estimator]] = {"reinforce": REINFORCE, "muprop": MuProp}
+
+# Estimators that take a number: their temperature, interpolation or number of samples.
+WITH_NUMBER: dict[str, Callable[[str], float]] = {
+    "arms": int,
+    "concrete": float,
+    "double-cv": int,
+    "gumbel-rao": int,
+    "rebar": float,
+    "zgr": float,
+}
+
+SYNTAX = f"one of {', '.join(ESTIMATORS)}; with a number where it takes one (concrete:0.1, arms:8, gumbel-rao:100)"
+BASELINES = {
+    "mean": "with '+mean' for the true expected loss as the baseline (reinforce+mean, muprop+mean)",
+    "running": "with '+running' for the running average of each example's losses as the baseline (reinforce+running)",
+}
+
+
+def by_name(specifications: Sequence[str], mean: Callable[[], Tensor]) -> dict[str, Estimator]:
+    """Estimators to be measured, and the names that results and figures call them.
+
+    Args:
+        specifications: what is wanted: a name, with a number ("concrete:0.1") or the mean as a baseline ("reinforce+mean").
+        mean: gives the expected loss [B] of every data point, for baselines; called only if one is wanted.
+
+    >>> import torch
+    >>> list(by_name(["psa", "concrete:0.1", "concrete"], lambda: torch.zeros(1)))
+    ['PSA', 'Concrete 0.1', 'Concrete 1']
+    """
+    named: dict[str, Estimator] = {}
+    for specification in specifications:
+        label, estimator = _one(specification, {"mean": lambda: ConstantBaseline(mean())})
+        if label in named:
+            raise InputError(f"estimators: {specification!r} is there more than once")
+        named[label] = estimator
+    return named
+
+
+def for_training(specification: str, points: int) -> tuple[str, Estimator]:
+    """An estimator to train with, and what it is called.
+
+    Args:
+        specification: a name, with a number ("concrete:0.1") or a running baseline ("reinforce+running").
+        points: how many training examples there are.
+
+    >>> for_training("reinforce+running", 100)[0]
+    'REINFORCE + running'
+    """
+    return _one(specification, {"running": lambda: RunningBaseline(points)})
+
+
+def _one(specification: str, baselines: dict[str, Callable[[], Baseline]]) -> tuple[str, Estimator]:
+    syntax = "; ".join([SYNTAX, *(BASELINES[baseline] for baseline in baselines)])
+    unknown = InputError(f"unknown estimator {specification!r}; give {syntax}")
+    wanted = specification.strip().lower()
+    name, plus, baseline = wanted.partition("+")
+    if plus:
+        if name not in WITH_BASELINE or baseline not in baselines:
+            raise unknown
+        return f"{ESTIMATORS[name].__name__} + {baseline}", WITH_BASELINE[name](baselines[baseline]())
+    name, colon, text = wanted.partition(":")
+    if name not in ESTIMATORS or (colon and name not in WITH_NUMBER):
+        raise unknown
+    kind: Callable[..., Estimator] = ESTIMATORS[name]
+    label = ESTIMATORS[name].__name__
+    if not colon:
+        return ("Concrete 1" if name == "concrete" else label), kind()
+    try:
+        number = WITH_NUMBER[name](text)
+    except ValueError:
+        raise unknown from None
+    return f"{label} {number:g}", kind(number)

@@ -1,0 +1,62 @@
+"""A lock on a folder, so that two runs cannot write the same one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from flipgrad.errors import InputError
+
+if sys.platform != "win32":
+    import fcntl
+
+
+class FolderLock:
+    """Holds a folder until it is released or the process ends, however that happens.
+
+    The system frees the lock of a dead process, so a file that was left behind locks nothing. Where the system has no such
+    locks (Windows) nothing is locked.
+
+    Raises:
+        InputError: if another process, which is named, holds the folder.
+    """
+
+    NAME = ".lock"
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / self.NAME
+        self._descriptor: int | None = None
+        if sys.platform == "win32":
+            return
+        while self._descriptor is None:
+            descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                holder = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
+                os.close(descriptor)
+                raise InputError(
+                    f"'{folder}' is being written by another run (process {holder}); wait for it or stop it, or give another "
+                    "--output"
+                ) from None
+            # The file may have been taken away by its last holder between opening and locking: then this locks nothing.
+            if self._is_current(descriptor):
+                self._descriptor = descriptor
+            else:
+                os.close(descriptor)
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, f"{os.getpid()}\n".encode())
+
+    def release(self) -> None:
+        """Let others have the folder. A second call does nothing."""
+        if self._descriptor is not None:
+            self._file.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _is_current(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self._file))
+        except FileNotFoundError:
+            return False

@@ -1,0 +1,73 @@
+"""The optimizer of a run, its learning rate, and its state as tensors by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from flipgrad.training.config import TrainConfig
+
+# The step schedule divides the rate by 10 at these shares of all updates.
+STEPS = (0.5, 0.75)
+# On these devices one operation updates all parameters.
+FUSED = ("cpu", "cuda")
+
+
+def make_optimizer(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """SGD with Nesterov momentum, or Adam."""
+    fused = torch.device(config.device).type in FUSED
+    if config.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=config.rate, weight_decay=config.weight_decay, fused=fused)
+    nesterov = config.momentum > 0
+    return torch.optim.SGD(
+        parameters,
+        lr=config.rate,
+        momentum=config.momentum,
+        nesterov=nesterov,
+        weight_decay=config.weight_decay,
+        fused=fused,
+    )
+
+
+def rate(config: TrainConfig, share: float) -> float:
+    """The learning rate when a ``share`` of all updates is done.
+
+    >>> [rate(TrainConfig(lr=1.0, schedule="step"), share) for share in (0, 0.5, 0.75)]
+    [1.0, 0.1, 0.01]
+    """
+    if config.schedule == "cosine":
+        return config.rate * (1 + math.cos(math.pi * share)) / 2
+    if config.schedule == "step":
+        return config.rate / 10.0 ** sum(share >= step for step in STEPS)
+    return config.rate
+
+
+def set_rate(optimizer: Optimizer, value: float) -> None:
+    """Use another learning rate from the next update on."""
+    for group in optimizer.param_groups:
+        group["lr"] = value
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """The state of every parameter by the parameter's number and the state's name, such as "0.momentum_buffer"."""
+    state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
+    return {
+        f"{number}.{name}": value
+        for number, values in state.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Give an optimizer the state that :func:`optimizer_tensors` gave."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition(".")
+        state.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

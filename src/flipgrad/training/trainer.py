@@ -1,0 +1,315 @@
+"""One training: its state, and the updates that change it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from typing import Any, final
+
+import torch
+from torch import Generator, Tensor
+
+from flipgrad.data import AUGMENTATIONS, DataSet, Split
+from flipgrad.errors import InputError
+from flipgrad.estimators.names import for_training
+from flipgrad.network import Sequential, parameters_by_layer
+from flipgrad.objectives import CrossEntropy
+from flipgrad.training.checkpoint import Checkpoint
+from flipgrad.training.config import TrainConfig
+from flipgrad.training.estimator_state import EstimatorState
+from flipgrad.training.metrics import Evaluation, evaluate
+from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, rate, restore_optimizer, set_rate
+from flipgrad.training.problem import augmentation
+from flipgrad.training.processes import Processes
+from flipgrad.training.seeds import Stream, generator, stream_seed
+
+# Images that the data-dependent initialisation looks at.
+INITIAL_BATCH = 256
+# Reading a number from a GPU makes the processor wait for it, so there divergence is looked for less often.
+CHECK_EVERY_ON_GPU = 50
+# The name of what is not the network's among the layers.
+ESTIMATOR = "estimator"
+
+
+class DivergenceError(RuntimeError):
+    """A gradient, a weight or the loss is no longer a number; what was saved before is kept."""
+
+
+@final
+class Trainer:
+    """A network in training: :meth:`update` by update, :meth:`finish_epoch` after the last one of an epoch.
+
+    All that is random comes from generators that are part of the state, or of the seed and the number of the epoch alone, so
+    that a training that is restored goes on as if nothing had happened. Modules that draw from torch's global generator, such
+    as dropout, are seeded as well: see :func:`flipgrad.training.loop.isolated`.
+
+    Args:
+        config: what to do.
+        net: the network; it is initialised and then trained in place.
+        data: the examples; without a validation part, epochs are evaluated on the test part.
+        processes: those that train together.
+
+    Attributes:
+        epoch: how many whole epochs are done.
+        updates_done: how many updates of the current one.
+    """
+
+    def __init__(self, config: TrainConfig, net: Sequential, data: DataSet, processes: Processes | None = None) -> None:
+        self.config, self.net = config, net
+        self._processes = processes or Processes(config.device)
+        self._device = self._processes.device
+        self._train = data.train.to(self._device)
+        self._held_out = "test" if data.validation is None else "validation"
+        self._splits = {"test": data.test, **({} if data.validation is None else {"validation": data.validation})}
+        self._background = data.background
+        self._augment = AUGMENTATIONS[augmentation(config)]
+        self._estimator = for_training(config.estimator, len(self._train))[1]
+        self._begin()
+        self._state = EstimatorState(self._estimator, self._processes)
+        self._layers = {name: list(group.values()) for name, group in parameters_by_layer(net).items()}
+        own = [parameter for parameter in self._state.module.parameters() if parameter.requires_grad]
+        if own:
+            self._layers[ESTIMATOR] = own
+        self._optimizer = make_optimizer(config, [*net.parameters(), *self._state.module.parameters()])
+        self._model = self._processes.wrap(net)
+        rank = self._processes.rank
+        self._noise = generator(config.seed, Stream.NOISE, rank, device=self._device)
+        self._augmenting = generator(config.seed, Stream.AUGMENT, rank)
+        torch.manual_seed(stream_seed(config.seed, Stream.MODULES, rank))
+        self.epoch = self.updates_done = 0
+        self._order = self._new_order()
+        # The squared gradient norms of the layers, and the method's own loss, added up over the epoch's updates.
+        self._sums = torch.zeros(len(self._layers) + 1, dtype=torch.float64, device=self._device)
+        self._seconds = 0.0
+        self._mark: float | None = None
+
+    @property
+    def updates(self) -> int:
+        """Updates of an epoch."""
+        return -(-len(self._train) // self.config.batch_size)
+
+    @property
+    def total_done(self) -> int:
+        """Updates of all epochs so far."""
+        return self.epoch * self.updates + self.updates_done
+
+    def update(self, noise: Sequence[Tensor] | None = None) -> None:
+        """Take the next batch, and change the weights.
+
+        Args:
+            noise: Z of every binary layer for this process' examples, instead of drawing it.
+
+        Raises:
+            DivergenceError: if a gradient is not finite; the weights are left as they were.
+        """
+        if self._mark is None:
+            self._mark = time.perf_counter()
+        start = self.updates_done * self.config.batch_size
+        batch = self._order[start : start + self.config.batch_size]
+        self.net.train()
+        self._optimizer.zero_grad(set_to_none=True)
+        mine, factor = self._processes.share(batch)
+        self.backward(mine, factor, noise)
+        self._state.agree(mine, len(batch))
+        self._sums[:-1] += self._squared_norms()
+        self.updates_done += 1
+        if self._device.type == "cpu" or self.updates_done % CHECK_EVERY_ON_GPU == 0:
+            self._check_sums()
+        set_rate(self._optimizer, self._rate())
+        self._optimizer.step()
+        self._pass_time()
+
+    def backward(self, examples: Tensor, factor: float, noise: Sequence[Tensor] | None = None) -> None:
+        """Add the estimated gradient of ``factor`` times the sum of the ``examples``' losses."""
+        x = self._augment(self._train.x[examples], self._background, self._augmenting)
+        objective = CrossEntropy(self._train.y[examples])
+        draws = self.config.samples
+        for draw in range(draws):
+            with self._processes.accumulating(self._model, draw + 1 < draws):
+                with self._precision():
+                    losses = self._model(
+                        x, objective, estimator=self._estimator, generator=self._noise, noise=noise, index=examples
+                    )
+                total = losses.sum()
+                self._processes.backward(total * (factor / draws))
+            if factor:
+                self._sums[-1] += total.detach() / draws
+
+    def finish_epoch(self) -> dict[str, Any]:
+        """Evaluate the network and begin the next epoch.
+
+        Returns:
+            The epoch's metrics: ``train_loss`` is the running mean of the method's own objective, ``gradient_norm`` the root
+            mean square over updates of each layer's gradient norm; the rest is from the validation images, or the test images
+            where there are none.
+
+        Raises:
+            DivergenceError: if a weight or the loss is not finite.
+        """
+        self._check_sums()
+        self.check_weights()
+        sums = self._sums.tolist()
+        loss = float(self._processes.sum(self._sums[-1])) / len(self._train)
+        if not math.isfinite(loss):
+            raise self._divergence("the loss")
+        self._pass_time()
+        seconds = self._seconds
+        last_rate = self._rate()
+        done = self.epoch + 1
+        evaluation = self.evaluate(self._held_out, done)
+        norms = {name: math.sqrt(total / self.updates) for name, total in zip(self._layers, sums, strict=False)}
+        self.epoch, self.updates_done, self._seconds, self._mark = done, 0, 0.0, None
+        self._sums.zero_()
+        self._order = self._new_order()
+        return {
+            "epoch": done,
+            "train_loss": loss,
+            "lr": last_rate,
+            "seconds": seconds,
+            "images_per_second": len(self._train) / seconds,
+            "split": self._held_out,
+            **asdict(evaluation),
+            "gradient_norm": norms,
+        }
+
+    def evaluate(self, split: str, epoch: int) -> Evaluation:
+        """The numbers on "test" or "validation"; every process looks at a part of the images."""
+        self._processes.copy_first(self.net.buffers())
+        rank, size = self._processes.rank, self._processes.size
+        part = Split(self._splits[split].x[rank::size], self._splits[split].y[rank::size]).to(self._device)
+        noise = generator(self.config.seed, Stream.EVALUATE, epoch, rank, device=self._device)
+        return evaluate(self.net, part, self.config.eval_samples, generator=noise, total=self._processes.sum)
+
+    def state(self) -> Checkpoint:
+        """All that changes in a training. Every process has to ask for it."""
+        rank_tensors = {"sums": self._sums, **{f"random.{name}": state for name, state in self._random_states().items()}}
+        tensors = {
+            **{f"net.{name}": tensor for name, tensor in self.net.state_dict().items()},
+            **{f"estimator.{name}": tensor for name, tensor in self._state.module.state_dict().items()},
+            **{f"optimizer.{name}": tensor for name, tensor in optimizer_tensors(self._optimizer).items()},
+            **{f"process.{name}": self._processes.gather(tensor) for name, tensor in rank_tensors.items()},
+        }
+        facts = {
+            "config": self.config.to_json(),
+            "processes": self._processes.size,
+            "epoch": self.epoch,
+            "update": self.updates_done,
+            "seconds": self._seconds,
+        }
+        return Checkpoint(tensors, facts)
+
+    def restore(self, checkpoint: Checkpoint, where: str = "the checkpoint") -> None:
+        """Go back to a :meth:`state`.
+
+        Args:
+            checkpoint: the state.
+            where: the file it comes from, for errors.
+
+        Raises:
+            InputError: if it is of another run, or of another number of processes.
+        """
+        facts = checkpoint.facts
+        if facts.get("processes") != self._processes.size:
+            raise InputError(
+                f"{where} is of {facts.get('processes')} processes, and there are {self._processes.size}: go on with as many, "
+                f"torchrun --nproc-per-node {facts.get('processes')} -m flipgrad train --resume ..."
+            )
+        # A run may be made longer.
+        if {**facts.get("config", {}), "epochs": 0} != {**self.config.to_json(), "epochs": 0}:
+            raise InputError(f"{where} is of a run with another configuration; put the run's own files back together")
+        try:
+            self.net.load_state_dict(checkpoint.part("net"))
+            self._state.module.load_state_dict(checkpoint.part("estimator"))
+            restore_optimizer(self._optimizer, checkpoint.part("optimizer"))
+            mine = {name: tensor[self._processes.rank] for name, tensor in checkpoint.part("process").items()}
+            self._sums.copy_(mine["sums"])
+            self._restore_random(mine)
+            self.epoch, self.updates_done = int(facts["epoch"]), int(facts["update"])
+            self._seconds = float(facts["seconds"])
+        except (RuntimeError, KeyError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).replace("\n", " ")
+            raise InputError(f"{where} does not fit the network that the configuration makes: {reason:.200}") from None
+        self._order = self._new_order()
+
+    def check_weights(self) -> None:
+        """Refuse weights that are not finite, naming the first layer that has one."""
+        for name, parameters in self._layers.items():
+            if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
+                raise self._divergence(f"a weight of {name}")
+
+    def _begin(self) -> None:
+        """The first weights of the network and the estimator, the same in every process."""
+        config = self.config
+        noise = generator(config.seed, Stream.START, device=self._device)
+        chosen = torch.randperm(len(self._train), generator=generator(config.seed, Stream.START))[:INITIAL_BATCH]
+        self.net.to(self._device).initialize(self._train.x[chosen.to(self._device)], generator=noise)
+        if isinstance(self._estimator, torch.nn.Module):
+            # Its parameters may depend on the network: an estimate makes them, before the optimizer asks.
+            torch.manual_seed(stream_seed(config.seed, Stream.START))
+            self._estimator.to(self._device).eval()
+            x, objective = self._train.x[:1], CrossEntropy(self._train.y[:1])
+            with torch.no_grad():
+                self.net(x, objective, estimator=self._estimator, generator=noise, index=torch.zeros_like(self._train.y[:1]))
+            self._estimator.train()
+
+    def _new_order(self) -> Tensor:
+        """The order of the current epoch, the same in every process and whenever it is asked for."""
+        draw = generator(self.config.seed, Stream.ORDER, self.epoch)
+        return torch.randperm(len(self._train), generator=draw).to(self._device)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.config.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self._device.type, torch.bfloat16)
+
+    def _squared_norms(self) -> Tensor:
+        """The squared gradient norm of every layer, [layers], without waiting for a GPU."""
+        norms = []
+        for parameters in self._layers.values():
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            norms.append(torch.nn.utils.get_total_norm(gradients).to(self._device))
+        return torch.stack(norms).double().square()
+
+    def _rate(self) -> float:
+        """The learning rate of the update that was counted last."""
+        return rate(self.config, (self.total_done - 1) / (self.config.epochs * self.updates))
+
+    def _check_sums(self) -> None:
+        # Gradients are the same in all processes, so that all of them stop; losses are their own.
+        watched = self._sums if self._processes.size == 1 else self._sums[:-1]
+        if math.isfinite(float(watched.sum())):
+            return
+        finite = torch.isfinite(self._sums[:-1]).tolist()
+        # Backpropagation begins at the end: the last layer that is not finite was the first to be so.
+        broken = [name for name, good in zip(self._layers, finite, strict=True) if not good]
+        self.check_weights()
+        raise self._divergence(f"the gradient of {broken[-1]}" if broken else "the loss")
+
+    def _divergence(self, what: str) -> DivergenceError:
+        return DivergenceError(
+            f"{what} is no longer finite in epoch {self.epoch + 1}, update {self.updates_done}; lower the rate, e.g. --lr "
+            f"{self.config.rate / 3:.2g}"
+        )
+
+    def _random_states(self) -> dict[str, Tensor]:
+        states = {"noise": self._noise.get_state(), "augment": self._augmenting.get_state(), "torch": torch.get_rng_state()}
+        if self._device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self._device)
+        return states
+
+    def _restore_random(self, states: dict[str, Tensor]) -> None:
+        generators: dict[str, Generator] = {"noise": self._noise, "augment": self._augmenting}
+        for name, source in generators.items():
+            source.set_state(states[f"random.{name}"])
+        torch.set_rng_state(states["random.torch"])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(states["random.cuda"], self._device)
+
+    def _pass_time(self) -> None:
+        now = time.perf_counter()
+        if self._mark is not None:
+            self._seconds += now - self._mark
+        self._mark = now

@@ -1,0 +1,62 @@
+import json
+import math
+
+import pytest
+
+import flipgrad as fg
+from flipgrad.training import TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": "faces"}, "unknown data 'faces'; choose from digits, toy, mnist, cifar10, images"),
+        ({"estimator": "foo"}, "unknown estimator 'foo'; give one of adf"),
+        ({"estimator": "reinforce+mean"}, "unknown estimator 'reinforce.mean'.*reinforce.running"),
+        ({"epochs": 0}, "epochs is 0; it must be at least 1"),
+        ({"epochs": 2.5}, "epochs is 2.5, expected int"),
+        ({"epochs": True}, "epochs is True, expected int"),
+        ({"data_folder": 3}, "data_folder is 3, expected str | None"),
+        ({"batch_size": -1}, "batch_size is -1"),
+        ({"samples": 0}, "samples is 0"),
+        ({"eval_samples": 0}, "eval_samples is 0"),
+        ({"image_size": 0}, "image_size is 0"),
+        ({"width": 0.0}, "width is 0.0"),
+        ({"augment": "blur"}, "unknown augment 'blur'; choose from auto, none, shift"),
+        ({"lr": math.nan}, "learning rate is nan"),
+        ({"lr": 0.0}, "learning rate is 0.0"),
+        ({"lr": "fast"}, "learning rate is fast; it must be positive and finite, e.g. 0.1, or auto"),
+        ({"schedule": "wild"}, "unknown schedule 'wild'; choose from constant, cosine, step"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'; choose from sgd, adam"),
+        ({"threads": 0}, "threads is 0"),
+        ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0"),
+        ({"validation": 1.0}, "validation is 1.0"),
+        ({"objective": "hope"}, "unknown objective 'hope'; choose from expected, bound"),
+        ({"objective": "bound"}, "the bound of one sample is the expected loss; give more, e.g. --samples 5"),
+        ({"precision": "int3"}, "unknown precision 'int3'; choose from float32, bfloat16"),
+        ({"device": "nonsense"}, "device 'nonsense' is not available"),
+    ],
+)
+def test_a_bad_configuration_is_refused(options, message):
+    with pytest.raises(fg.InputError, match=message):
+        TrainConfig(**options)
+
+
+def test_json_and_back():
+    config = TrainConfig(estimator="concrete:0.1", lr="auto", data="mnist", data_folder="somewhere", epochs=7)
+    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"epoch": 3}, "'run/config.json' has an unknown field 'epoch'; the fields are data, data_folder"),
+        ([1, 2], "'run/config.json' must hold fields by name, got"),
+        ({"epochs": "many"}, "'run/config.json': epochs is 'many', expected int"),
+        ({"seed": None}, "seed is None, expected int"),
+    ],
+)
+def test_bad_json_is_refused(values, message):
+    with pytest.raises(fg.InputError, match=message):
+        TrainConfig.from_json(values, "'run/config.json'")

@@ -1,0 +1,128 @@
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import flipgrad as fg
+from flipgrad.training import RunFolder, TrainConfig, load_data, load_run, make_net, train
+from flipgrad.training.own import own_function
+from flipgrad.training.problem import augmentation
+
+OWN = """
+import flipgrad as fg
+from torch import nn
+def make(data):
+    return fg.Sequential(nn.Flatten(), fg.BinaryLinear(data.train.x[0].numel(), 6), head=nn.Linear(6, data.classes))
+def wrong(data):
+    return 3
+number = 3
+"""
+
+
+@pytest.fixture
+def _own(tmp_path, monkeypatch):
+    (tmp_path / "mine_for_training.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path.copy())
+
+
+def test_the_validation_images_are_held_out_by_the_seed():
+    data = load_data(TrainConfig())
+    assert (len(data.train), len(data.validation), len(data.test)) == (1293, 144, 360)
+    other = load_data(TrainConfig(seed=1))
+    assert not torch.equal(data.validation.x, other.validation.x)
+    assert load_data(TrainConfig(validation=0.0)).validation is None
+
+
+def test_the_networks():
+    digits = load_data(TrainConfig())
+    assert len(make_net(TrainConfig(), digits).binary_layers) == 2
+    dense = make_net(TrainConfig(model="30-20"), digits)
+    assert isinstance(dense[0], nn.Flatten)
+    assert dense(digits.test.x[:3]).shape == (3, 10)
+    toy = load_data(TrainConfig(data="toy"))
+    assert [layer.out_features for layer in make_net(TrainConfig(data="toy"), toy).binary_layers] == [5, 5, 5]
+
+
+def test_the_seed_decides_the_first_weights_and_nothing_else_is_touched():
+    data = load_data(TrainConfig())
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    one, same, other = (make_net(TrainConfig(seed=seed), data).head.weight for seed in (0, 0, 1))
+    assert torch.equal(torch.rand(1), expected)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_every_data_set_has_its_usual_augmentation():
+    assert augmentation(TrainConfig()) == "shift"
+    assert augmentation(TrainConfig(data="cifar10")) == "flip-crop"
+    assert augmentation(TrainConfig(augment="none")) == "none"
+
+
+@pytest.mark.usefixtures("_own")
+def test_a_persons_own_network():
+    data = load_data(TrainConfig())
+    net = make_net(TrainConfig(model="mine_for_training:make"), data)
+    assert net.binary_layers[0].out_features == 6
+    for model, message in {
+        "mine_for_training:wrong": "must return a flipgrad.Sequential for the data set, got 3",
+        "mine_for_training:other": "has no attribute 'other'",
+        "mine_for_training:number": "is a int, expected a function",
+        "not_there_at_all:make": "No module named 'not_there_at_all'",
+        "mine_for_training:": "give package.module:function",
+    }.items():
+        with pytest.raises(fg.InputError, match=message):
+            make_net(TrainConfig(model=model), data)
+    with pytest.raises(fg.InputError, match=r"give package.module:function"):
+        own_function("math")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": "mnist"}, "the data set 'mnist' is read from files: give their folder with --data-folder"),
+        ({"data_folder": "here"}, "the data set 'digits' has no files; leave --data-folder out"),
+        ({"image_size": 8}, "image_size is for a folder of images; the data set 'digits' has its own size"),
+        ({"data": "mnist", "data_folder": "nowhere"}, "is missing"),
+    ],
+)
+def test_bad_data_is_refused(options, message):
+    with pytest.raises(fg.InputError, match=message):
+        load_data(TrainConfig(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": 0.5}, "width is the factor on the channels of the CIFAR-10 network"),
+        ({"model": "big"}, "model 'big': give auto, widths such as 200-200, or package.module:function"),
+        ({"model": "5-0"}, "give the units of every binary layer"),
+        ({"data": "images"}, "there is no network for 'images': give --model"),
+    ],
+)
+def test_bad_networks_are_refused(options, message):
+    data = load_data(TrainConfig())
+    with pytest.raises(fg.InputError, match=message):
+        make_net(TrainConfig(**options), data)
+
+
+def test_a_run_is_loaded_with_its_weights_and_data(tmp_path):
+    config = TrainConfig(data="toy", epochs=1, eval_samples=1, estimator="st")
+    data = load_data(config)
+    net = make_net(config, data)
+    with RunFolder(tmp_path / "run") as folder:
+        train(config, net, data, folder)
+    run = load_run(tmp_path / "run")
+    assert run.config == config
+    assert not run.net.training
+    assert all(torch.equal(value, run.net.state_dict()[name]) for name, value in net.state_dict().items())
+    assert torch.equal(run.data.validation.x, data.validation.x)
+    (tmp_path / "run/weights.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(fg.InputError, match=r"weights.safetensors' is damaged or of another network \("):
+        load_run(tmp_path / "run")
+    (tmp_path / "run/weights.safetensors").unlink()
+    with pytest.raises(fg.InputError, match=r"is missing: the run has no whole epoch yet; flipgrad train --resume"):
+        load_run(tmp_path / "run")
