@@ -6,7 +6,9 @@ weighted by the parts' sizes and added up.
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
@@ -94,6 +96,9 @@ class ManyProcesses(Processes):
         # Imported here, since it takes seconds and one process needs none of it.
         from lightning_fabric import Fabric
 
+        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+        # Gradients of convolutions may be in another memory format than their weights, which costs nothing to speak of.
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         local, size = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ["WORLD_SIZE"])
         self._fabric = Fabric(accelerator=kind, devices=local, num_nodes=size // local, strategy="ddp")
         self._fabric.launch()

@@ -224,7 +224,8 @@ class Trainer:
             self.net.load_state_dict(checkpoint.part("net"))
             self._state.module.load_state_dict(checkpoint.part("estimator"))
             restore_optimizer(self._optimizer, checkpoint.part("optimizer"))
-            mine = {name: tensor[self._processes.rank] for name, tensor in checkpoint.part("process").items()}
+            # Copies: a generator does not take a part of a tensor.
+            mine = {name: tensor[self._processes.rank].clone() for name, tensor in checkpoint.part("process").items()}
             self._sums.copy_(mine["sums"])
             self._restore_random(mine)
             self.epoch, self.updates_done = int(facts["epoch"]), int(facts["update"])
