@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,9 @@ from flipgrad.plots.svg import css, inline
 REPORT = "report.html"
 
 # Inches, and the scale of the text: legible when a telephone shows the figure at 350 pixels.
-SIZE, TEXT = (4.6, 2.75), 1.35
+SIZE, TEXT = (4.6, 2.9), 1.5
+
+ENSEMBLE = "accuracy, ensemble"
 
 # The groups of examples, by how they were chosen.
 GROUPS = {
@@ -50,8 +52,8 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table of numbers."""
+class Column:
+    """One column of the table of numbers."""
 
     name: str
     scores: Scores
@@ -90,6 +92,7 @@ def page(run: Run) -> str:
     with defaults(TEXT):
         plots = [_plot(chart) for chart in charts(run.epochs)]
     evaluation = run.evaluation
+    shown_columns = columns(run)
     shown = cards(evaluation.examples, evaluation.classes) if evaluation else []
     return environment.get_template("report.html").render(
         title=title(run.config),
@@ -97,7 +100,8 @@ def page(run: Run) -> str:
         where=where,
         scores=scores,
         plots=plots,
-        rows=rows(run),
+        columns=shown_columns,
+        measures=measures(shown_columns),
         groups=_groups(shown),
         places=[card.place for card in shown if card.place],
         disagreement=_disagreement(run),
@@ -144,25 +148,40 @@ def headline_scores(run: Run) -> tuple[str, Scores | None]:
     splits = run.evaluation.splits if run.evaluation else {}
     if splits:
         name = "test" if "test" in splits else next(iter(splits))
-        return f"on the {name} examples", splits[name]
+        return f"On the {name} examples", splits[name]
     if run.summary and run.summary != Scores():
-        return "at the end of training", run.summary
+        return "At the end of training", run.summary
     last = [epoch for epoch in run.epochs if epoch.scores != Scores()][-1:]
-    return (f"after epoch {last[0].number}", last[0].scores) if last else ("", None)
+    return (f"After epoch {last[0].number}", last[0].scores) if last else ("", None)
 
 
-def rows(run: Run) -> list[Row]:
+def columns(run: Run) -> list[Column]:
     """The table of numbers: last and best epoch, and every evaluated part."""
     found = []
     best = best_epoch(run.epochs)
     if run.epochs:
         last = run.epochs[-1]
-        both = best is not None and best.number == last.number
-        found.append(Row(f"epoch {last.number}, last{' and best' if both else ''}", last.scores, last.objective))
-        if best is not None and not both:
-            found.append(Row(f"epoch {best.number}, best", best.scores, best.objective))
+        same = best is not None and best.number == last.number
+        found.append(Column(f"{'last, best' if same else 'last'} epoch ({last.number})", last.scores, last.objective))
+        if best is not None and not same:
+            found.append(Column(f"best epoch ({best.number})", best.scores, best.objective))
     splits = run.evaluation.splits if run.evaluation else {}
-    return found + [Row(f"evaluated on {name}", scores) for name, scores in splits.items()]
+    return found + [Column(name, scores) for name, scores in splits.items()]
+
+
+def measures(shown: Sequence[Column]) -> list[tuple[str, list[str], bool]]:
+    """The lines of the table of numbers, those that say something: name, values by column, whether it is the main one."""
+    values: list[tuple[str, Callable[[float | None], str], list[float | None]]] = [
+        ("accuracy, 1 sample", percent, [column.scores.accuracy_1 for column in shown]),
+        (ENSEMBLE, percent, [column.scores.accuracy_n for column in shown]),
+        ("accuracy, deterministic", percent, [column.scores.accuracy_deterministic for column in shown]),
+        ("expected loss", loss, [column.scores.expected_loss for column in shown]),
+        ("marginal loss", loss, [column.scores.marginal_loss for column in shown]),
+        ("training objective", loss, [column.objective for column in shown]),
+        ("samples", whole, [column.scores.samples for column in shown]),
+    ]
+    told = [line for line in values if any(value is not None for value in line[2])]
+    return [(name, [show(value) for value in line], name == ENSEMBLE) for name, show, line in told]
 
 
 def best_epoch(epochs: Sequence[Epoch]) -> Epoch | None:
@@ -212,6 +231,15 @@ def loss(value: float | None) -> str:
     return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 1000 else f"{value:.3g}"
 
 
+def whole(value: float | None) -> str:
+    """A number of things.
+
+    >>> whole(1000), whole(None)
+    ('1,000', '–')
+    """
+    return "–" if value is None else f"{value:,.0f}"
+
+
 def short(value: float) -> str:
     """A probability on a bar: whole percents, and never a false certainty.
 
@@ -242,7 +270,9 @@ def duration(seconds: float) -> str:
 def _plot(chart: Chart) -> Plot:
     figure = Figure(figsize=SIZE, layout="constrained")
     draw(figure.subplots(), chart)
-    legend = [(line.label, css(line.colour), line.dashed) for line in chart.lines]
+    # A single line that is called as the chart needs no legend.
+    named = [line for line in chart.lines if line.label != chart.title.lower()]
+    legend = [(line.label, css(line.colour), line.dashed) for line in named]
     show = percent if chart.percent else loss
     ends = "; ".join(f"{line.label} from {show(line.values[0])} to {show(line.values[-1])}" for line in chart.lines)
     first, last = (pick(line.epochs[at] for line in chart.lines) for pick, at in ((min, 0), (max, -1)))
@@ -261,7 +291,7 @@ def _disagreement(run: Run) -> tuple[Plot, str] | None:
         return None
     found, samples = run.evaluation.disagreement, run.evaluation.samples
     with defaults(TEXT):
-        svg = inline(disagreement_figure(found, samples=samples, size=(6.4, 2.9)), "disagreement")
+        svg = inline(disagreement_figure(found, samples=samples, size=SIZE), "disagreement")
     counts = (("correct", sum(found.correct), GREEN), ("wrong", sum(found.wrong), ORANGE))
     legend = [(f"{name} ({count:,})", css(colour), False) for name, count, colour in counts]
     return Plot("disagreement", "Ensemble disagreement", svg, legend, _spoken(found)), meaning(found, samples=samples)
