@@ -82,7 +82,7 @@ def draw(axes: Axes, chart: Chart) -> None:
         axes.plot(line.epochs, line.values, color=line.colour, label=line.label, marker=marker, linestyle=style)
     tidy(axes)
     axes.set(xlabel="epoch", ylabel=chart.axis)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
     values = [value for line in chart.lines for value in line.values]
     if chart.percent:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))

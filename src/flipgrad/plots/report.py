@@ -94,7 +94,7 @@ def page(run: Run) -> str:
     evaluation = run.evaluation
     shown_columns = columns(run)
     shown = cards(evaluation.examples, evaluation.classes) if evaluation else []
-    return environment.get_template("report.html").render(
+    text = environment.get_template("report.html").render(
         title=title(run.config),
         facts=list(facts(run)),
         where=where,
@@ -110,6 +110,7 @@ def page(run: Run) -> str:
         versions=list(flat(run.versions)),
         machine=list(flat(run.machine)),
     )
+    return text.lstrip()
 
 
 def title(config: Mapping[str, Any]) -> str:
