@@ -306,7 +306,7 @@ def train_on_toy(samples):
     net = toy_net(2, [5], 2)
     net.initialize(data.x, moments=True)
     generator = torch.Generator().manual_seed(0)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9, nesterov=True, fused=True)
     for _ in range(100):
         for part in data.batches(50, generator=generator):
             objective = fg.CrossEntropy(part.y)

@@ -98,10 +98,10 @@ def bumpy(rate):
     return math.inf if rate > 0.1 else abs(math.log10(rate) + 2.2) + 0.1 * math.sin(1e4 * rate)
 
 
-@pytest.mark.parametrize("interrupted", range(11))
+@pytest.mark.parametrize("interrupted", range(9))
 def test_a_resumed_search_is_the_uninterrupted_one(interrupted):
     whole = search_rate(bumpy)
-    assert len(whole.trials) == 10
+    assert len(whole.trials) == 8
     stored: list[dict[str, float | None]] = []
     ran = []
 
@@ -114,7 +114,7 @@ def test_a_resumed_search_is_the_uninterrupted_one(interrupted):
     def store(made):
         stored.append(json.loads(json.dumps(made.as_json(), allow_nan=False)))
 
-    if interrupted < 10:
+    if interrupted < len(whole.trials):
         with pytest.raises(KeyboardInterrupt):
             search_rate(trial, report=store)
     else:
@@ -137,12 +137,12 @@ def test_the_result_is_stored_as_json():
 
 def test_trials_of_another_search_are_refused():
     done = search_rate(bumpy, highest=0.5).trials[:3]
-    with pytest.raises(fg.InputError, match="another search: there the rate was 0.000149.* resume with the same range"):
+    with pytest.raises(fg.InputError, match=r"another search: there the rate was 0\.00015.* resume with the same range"):
         search_rate(bumpy, done=done)
 
 
 def test_a_trial_without_a_rate_is_refused():
-    with pytest.raises(fg.InputError, match="needs its 'rate' and 'objective', got {'objective': 1.0}"):
+    with pytest.raises(fg.InputError, match=r"needs its 'rate' and 'objective', got \{'objective': 1.0\}"):
         Trial.from_json({"objective": 1.0})
 
 
@@ -158,7 +158,7 @@ def test_bad_ranges_are_refused(lowest, highest):
 
 
 def test_too_few_trials_are_refused():
-    with pytest.raises(fg.InputError, match="trials=1: .* at least 2"):
+    with pytest.raises(fg.InputError, match=r"trials=1: .* at least 2"):
         search_rate(bumpy, trials=1)
 
 
@@ -188,38 +188,28 @@ def test_a_bad_window_is_refused(window):
         RunningMean(window=window)
 
 
-def toy_trial(estimator, epochs=5):
-    """Trains a 5-5 network on the toy problem; the same initial weights, order and noise at every rate."""
-    data = toy().train
-
-    def trial(rate):
-        torch.manual_seed(0)
-        net = fully_connected(2, [5, 5], 2)
-        net.initialize(data.x, moments=True)
-        generator = torch.Generator().manual_seed(0)
-        optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9, nesterov=True)
-        mean = RunningMean(window=10)
-        for _ in range(epochs):
-            for batch in data.batches(20, generator=generator):
-                loss = net(batch.x, fg.CrossEntropy(batch.y), estimator=estimator, generator=generator).mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                mean.add(loss.item())
-        return mean.value
-
-    return trial
+def trial_on_toy(rate):
+    """Trains 5 epochs on the toy problem from the same initial weights, in the same order with the same noise."""
+    data = toy(300).train
+    torch.manual_seed(0)
+    net = fully_connected(2, [5, 5], 2)
+    net.initialize(data.x, moments=True)
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9, nesterov=True, fused=True)
+    mean = RunningMean(window=12)
+    for _ in range(5):
+        for batch in data.batches(50, generator=generator):
+            loss = net(batch.x, fg.CrossEntropy(batch.y), estimator=fg.PSA(), generator=generator).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            mean.add(loss.item())
+    return mean.value
 
 
 def test_finds_a_rate_that_trains():
-    trial = toy_trial(fg.PSA())
-    search = search_rate(trial)
-    assert 0.01 < search.rate < 1
-    assert search.objective == trial(search.rate)
-    assert search.objective < 0.9 * trial(1e-4)
-
-
-def test_a_noisy_estimator_gets_a_lower_rate():
-    """The paper's finding, which is why every method has a search of its own."""
-    psa, reinforce = (search_rate(toy_trial(estimator)).rate for estimator in (fg.PSA(), fg.REINFORCE()))
-    assert reinforce < psa / 2
+    search = search_rate(trial_on_toy)
+    # One epoch's average of the loss has a standard error of about 0.4 / sqrt(600).
+    assert search.objective < min(trial_on_toy(10.0**power) for power in (-3, -2, -1)) + 3 * 0.4 / 600**0.5
+    assert search.objective < 0.85 * trial_on_toy(1e-4)
+    assert search.objective == trial_on_toy(search.rate)

@@ -18,8 +18,8 @@ from flipgrad.errors import InputError
 # Trains from the same initial weights with the rate it is given, and returns the objective that it reached.
 TrialRun = Callable[[float], float]
 
-# The search ends when the best rate is known to this many decades (2 %), far below the noise of a trial.
-TOLERANCE = 0.01
+# The search ends when the best rate is known to this many decades (12 %): ten golden sections of 6 decades resolve no less.
+TOLERANCE = 0.05
 # What scipy is told of a trial that diverged: above every objective, and still finite, as its parabolas need.
 DIVERGED = 1e300
 
@@ -87,7 +87,7 @@ def search_rate(
     """Find the learning rate for which ``trial`` returns the least.
 
     ``scipy.optimize.minimize_scalar(method="bounded")`` on the decimal logarithm of the rate, with at most ``trials``
-    evaluations, as the paper has it; unlike there it also ends when the best rate is known to 2 %.
+    evaluations, as the paper has it; unlike there it also ends when the best rate is known to 12 %.
 
     A trial that diverges counts as +inf. Brent's method cannot take that: parabolas through it are undefined, and of two
     infinite values it prefers the later one, which may be the higher rate. It is told a number above every objective
