@@ -271,6 +271,27 @@ def test_the_score_function_profits_from_the_baseline(problem):
     assert variance(10) < 0.5 * variance(1)
 
 
+@pytest.mark.parametrize("function", [bounds.mean_losses, bounds.bound_losses])
+@pytest.mark.parametrize("estimator", [fg.PSA(), fg.Exact()], ids=["PSA", "Exact"])
+def test_a_wrapped_network_is_called_like_the_network(problem, function, estimator):
+    class Wrapper(torch.nn.Module):
+        """As those of distributed training, which must see every evaluation."""
+
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def forward(self, *arguments, **options):
+            return self.net(*arguments, **options)
+
+    net, x, objective = problem
+    wrapped, bare = (
+        function(model, x, objective, 3, estimator=estimator, generator=torch.Generator().manual_seed(0))
+        for model in (Wrapper(net), net)
+    )
+    assert_same(wrapped, bare, 0)
+
+
 def test_an_empty_batch_has_no_losses(problem):
     net, x, objective = problem
     for function in (bounds.mean_losses, bounds.bound_losses):
