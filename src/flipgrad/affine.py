@@ -23,6 +23,9 @@ from flipgrad.pooling import PooledConv, PoolModule
 Pads = tuple[int, int, int, int]
 Connectors = Sequence[nn.Module]
 
+# At most so many outputs, and at least so many examples, make it worth while to lay out a product by outputs.
+NARROW, MANY = 12, 64
+
 
 class Affine(ABC):
     """An affine map of states and its flip product."""
@@ -71,14 +74,18 @@ class LinearMap(Affine):
                 f"a fully connected layer with weight {list(self.weight.shape)} takes inputs [..., "
                 f"{self.weight.shape[1]}], got {list(x.shape)}: change in_features, or put torch.nn.Flatten() before it"
             )
-        return functional.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        if x.dim() == 3 and x.stride(-1) != 1:
+            # Many batches whose examples lie side by side in memory: places of a convolution, as they are.
+            places = (t.transpose(1, 2)[..., None] for t in (x, a, grad))
+            return flips.conv2d(*places, weight[..., None, None], noise, tolerance=tolerance)[..., 0].transpose(1, 2)
         states, a, grad = (t.reshape(-1, t.shape[-1]) for t in (x, a, grad))
         return flips.linear(states, a, grad, weight, noise, tolerance=tolerance).reshape(x.shape)
 
     def variance(self, v: Tensor) -> Tensor:
-        return functional.linear(v, self.weight.square())
+        return linear(v, self.weight.square(), None)
 
 
 @final
@@ -198,6 +205,18 @@ class FoldedMap(Affine):
     def _pooled(self, conv: ConvMap, weight: Tensor, x: Tensor) -> PooledConv:
         pools = [module for module in self.connectors if isinstance(module, PoolModule)]
         return PooledConv.fold(weight, conv.stride, conv.pads, conv.dilation, pools, x.shape[2:])
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``functional.linear``; where the outputs are few, with the examples next to each other in memory.
+
+    Processors multiply such matrices several times faster than rows of a few numbers each, and what follows is elementwise.
+    """
+    if x.dim() != 2 or weight.shape[0] > NARROW or x.shape[0] < MANY or x.device.type != "cpu":
+        return functional.linear(x, weight, bias)
+    if bias is None:
+        return torch.mm(weight, x.t()).t()
+    return torch.addmm(bias[:, None], weight, x.t()).t()
 
 
 def connect(connectors: Connectors, x: Tensor) -> Tensor:

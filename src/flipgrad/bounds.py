@@ -1,19 +1,24 @@
-"""Sampled losses of a network, and the bounds on its marginal loss that they give.
+"""Sampled losses of a network, the bounds on its marginal loss that they give, and losses to train with many draws.
 
 With S draws of all noises and losses f_s, the mean estimates the expected loss (paper, eq. A.1) and
 -log mean_s exp(-f_s) is the S-sample bound (Raiko et al. 2015): between the expected loss and the marginal loss
 -log E_Z[exp(-f)] (paper, eq. A.2) in expectation, and the tighter the larger S.
+
+:func:`mean_losses` and :func:`bound_losses` carry gradients, those of any estimator.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from flipgrad.errors import InputError
-from flipgrad.network import Sequential
+from flipgrad.network import LossRule, Sequential
 from flipgrad.objectives import Objective, evaluate
 
 
@@ -22,8 +27,7 @@ def sampled_losses(
     net: Sequential, x: Tensor, objective: Objective, samples: int, *, generator: Generator | None = None
 ) -> Tensor:
     """Losses of ``samples`` independent draws, [samples, B], without a gradient."""
-    if samples < 1:
-        raise InputError(f"samples={samples}: at least one sample is needed")
+    _check_samples(samples)
     return torch.stack([evaluate(objective, net(x, generator=generator)) for _ in range(samples)])
 
 
@@ -48,3 +52,207 @@ def multi_sample_bound(losses: Tensor) -> Tensor:
     tensor([1.])
     """
     return math.log(len(losses)) - torch.logsumexp(-losses, 0)
+
+
+def mean_losses(
+    net: nn.Module,
+    x: Tensor,
+    objective: Objective,
+    samples: int,
+    *,
+    estimator: LossRule | None = None,
+    generator: Generator | None = None,
+    noise: Sequence[Tensor] | None = None,
+    index: Tensor | None = None,
+) -> Tensor:
+    """Losses [B] with the mean of ``samples`` independent estimates, value and gradient, of the expected loss.
+
+    As biased as the estimator, with its variance divided by ``samples``. The batch is evaluated once, repeated: with
+    10 draws, 1.4 times as fast as a loop for convolutional networks and 6 times for tiny ones. It takes no more memory, as a
+    loop holds all draws for the way back too.
+
+    Args:
+        net: a :class:`~flipgrad.Sequential`, or what wraps one and is called like it.
+        x: inputs [B, ...].
+        objective: maps outputs [..., B, K] to losses [..., B].
+        samples: the number of draws S.
+        estimator: any, as for the network.
+        generator: the source of randomness.
+        noise: Z of every binary layer instead of drawing it, for S x B examples: the whole batch for the first draw first.
+        index: the examples' numbers in the data set, [B].
+
+    >>> import flipgrad as fg
+    >>> net = fg.Sequential(fg.BinaryLinear(2, 4), head=nn.Linear(4, 2))
+    >>> x, objective = torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1]))
+    >>> mean_losses(net, x, objective, 10, estimator=fg.PSA()).mean().backward()
+    """
+    _check_samples(samples)
+    copies = _Copies(net, x, samples, estimator, generator, noise, index)
+    if samples == 1:
+        return copies.losses(objective)[0]
+    return copies.losses(_Repeated(objective, copies.shape)).mean(0)
+
+
+def bound_losses(
+    net: nn.Module,
+    x: Tensor,
+    objective: Objective,
+    samples: int,
+    *,
+    estimator: LossRule | None = None,
+    generator: Generator | None = None,
+    noise: Sequence[Tensor] | None = None,
+    index: Tensor | None = None,
+) -> Tensor:
+    r"""The S-sample bounds [B] on the marginal losses, to train with: their gradient is made by any estimator.
+
+    Raiko, Berglund, Alain, Dinh. Techniques for Learning Binary Stochastic Feedforward Neural Networks. ICLR 2015. Tang,
+    Salakhutdinov. Learning Stochastic Feedforward Neural Networks. NeurIPS 2013. The baselines are those of Mnih, Rezende.
+    Variational Inference for Monte Carlo Objectives. ICML 2016.
+
+    In expectation, with the losses :math:`f_s` of S independent copies of the network,
+
+    .. math:: E\Big[-\log \frac1S \sum_s e^{-f_s}\Big], \qquad
+        h_s(f) = -\log \frac1S \Big(e^{-f} + \sum_{t \ne s} e^{-f_t}\Big) - v_s.
+
+    Its gradient is the sum over s of the gradients of :math:`E[h_s(f_s)]` in copy s alone, given the others' losses: an
+    expected loss, with the objective :math:`h_s`. As copies are independent, the others' losses may come from the very pass
+    that the estimate for copy s is made from, so that one estimate for S x B examples is all it costs. The constant
+    :math:`v_s`, the bound with :math:`f_s` replaced by the mean of the others' losses, changes no expected gradient; it
+    makes the objective small, which estimators by the score function need.
+
+    Unbiased if the estimator is, and biased like it if it is not. With one sample it is the estimate of the expected loss.
+    A baseline learns to predict :math:`S h_s`, whose mean is close to 0; a constant one is of no use here.
+
+    Args:
+        net: a :class:`~flipgrad.Sequential`, or what wraps one and is called like it.
+        x: inputs [B, ...].
+        objective: maps outputs [..., B, K] to losses [..., B], negative logarithms of likelihoods.
+        samples: S.
+        estimator: any, as for the network.
+        generator: the source of randomness.
+        noise: Z of every binary layer instead of drawing it, for S x B examples: the whole batch for the first copy first.
+        index: the examples' numbers in the data set, [B].
+
+    Returns:
+        The bounds; their value is :func:`multi_sample_bound` of the copies' sampled (or relaxed) losses.
+
+    >>> import flipgrad as fg
+    >>> net = fg.Sequential(fg.BinaryLinear(2, 4), head=nn.Linear(4, 2))
+    >>> x, objective = torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1]))
+    >>> bound_losses(net, x, objective, 10, estimator=fg.PSA()).mean().backward()
+    """
+    _check_samples(samples)
+    copies = _Copies(net, x, samples, estimator, generator, noise, index)
+    if samples == 1:
+        return copies.losses(objective)[0]
+    bound = _Bound(objective, copies)
+    # [S, B]: S h_s, whose mean over copies has the gradient of the sum of h_s. What the estimator adds to the losses to
+    # train its own parameters is then averaged over copies, as over examples.
+    losses = copies.losses(bound)
+    mean = losses.mean(0)
+    return bound.values(losses.detach()).mean(0) + (mean - mean.detach())
+
+
+@final
+class _Copies:
+    """A batch repeated S times, one copy after the other, and how its losses are estimated."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        x: Tensor,
+        samples: int,
+        estimator: LossRule | None,
+        generator: Generator | None,
+        noise: Sequence[Tensor] | None,
+        index: Tensor | None,
+    ) -> None:
+        self.shape = (samples, len(x))
+        self.net, self.estimator, self.generator, self.noise = net, estimator, generator, noise
+        self.x = _repeated(x, samples)
+        self.index = None if index is None else _repeated(index, samples)
+
+    def losses(self, objective: Objective) -> Tensor:
+        """The estimator's losses [S, B] for an ``objective`` of all copies' outputs [..., S * B, K]."""
+        how = {"estimator": self.estimator, "generator": self.generator, "noise": self.noise, "index": self.index}
+        losses: Tensor = self.net(self.x, objective, **how).unflatten(0, self.shape)
+        return losses
+
+    @torch.no_grad()
+    def sampled(self, objective: Objective) -> Tensor:
+        """Losses [S, B] of one sampled pass, without a gradient, for an ``objective`` of outputs [..., B, K]."""
+        outputs: Tensor = self.net(self.x, generator=self.generator)
+        return evaluate(objective, outputs.unflatten(0, self.shape))
+
+
+@final
+class _Repeated:
+    """An objective of one batch for all copies: outputs [..., S * B, K] to losses [..., S * B]."""
+
+    def __init__(self, objective: Objective, shape: tuple[int, int]) -> None:
+        self.objective, self.shape = objective, shape
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        return evaluate(self.objective, outputs.unflatten(-2, self.shape)).flatten(-2)
+
+
+@final
+class _Bound:
+    """The objective S h_s of every copy s: outputs [..., S * B, K] to [..., S * B].
+
+    An estimator evaluates its objective first at the path that it samples (or relaxes). The losses found there are what all
+    later evaluations, at flips or on other continuations of a copy, take the other copies' losses to be.
+    """
+
+    def __init__(self, objective: Objective, copies: _Copies) -> None:
+        self.objective, self.copies = objective, copies
+        self.others: _Others | None = None
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        losses = evaluate(self.objective, outputs.unflatten(-2, self.copies.shape))
+        if self.others is None:
+            # Who samples no path, as Exact, sees all states of all copies at once: a pass is sampled for it.
+            path = losses.detach() if losses.dim() == 2 else self.copies.sampled(self.objective)
+            self.others = _Others.of(path)
+        return (self.copies.shape[0] * (self.others.bound(losses) - self.others.guesses)).flatten(-2)
+
+    def values(self, losses: Tensor) -> Tensor:
+        """The bounds [S, B] that each copy sees, where its loss by this objective is ``losses`` [S, B]."""
+        if self.others is None:
+            raise InputError("the estimator never evaluated the objective, so there is no bound; see Estimator.losses")
+        return losses / self.copies.shape[0] + self.others.guesses
+
+
+@final
+@dataclass(frozen=True)
+class _Others:
+    """What each of S copies knows of the others: log sum_{t != s} exp(-f_t), and the guesses v_s of the bound, [S, B] each."""
+
+    log_sum: Tensor
+    guesses: Tensor
+
+    @staticmethod
+    def of(losses: Tensor) -> _Others:
+        samples = len(losses)
+        own = torch.eye(samples, dtype=torch.bool, device=losses.device)[:, :, None]
+        log_sum = torch.where(own, -torch.inf, -losses).logsumexp(1)
+        mean = (losses.sum(0) - losses) / (samples - 1)
+        return _Others(log_sum, _bound(mean, log_sum))
+
+    def bound(self, losses: Tensor) -> Tensor:
+        """The bounds [..., S, B] where every copy has one of the ``losses`` [..., S, B] and the others have theirs."""
+        return _bound(losses, self.log_sum)
+
+
+def _bound(losses: Tensor, log_sum: Tensor) -> Tensor:
+    return math.log(len(log_sum)) - torch.logaddexp(-losses, log_sum)
+
+
+def _repeated(t: Tensor, samples: int) -> Tensor:
+    return t.expand(samples, *t.shape).flatten(0, 1)
+
+
+def _check_samples(samples: int) -> None:
+    if samples < 1:
+        raise InputError(f"samples={samples}: at least one sample is needed")

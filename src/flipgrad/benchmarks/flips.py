@@ -14,6 +14,7 @@ from torch.nn.grad import conv2d_input
 
 from flipgrad.benchmarks._timing import interleaved
 from flipgrad.flips import native, separable, vectorized
+from flipgrad.flips.choice import spread
 from flipgrad.noise import Logistic, sign
 from flipgrad.training.models import CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES
 
@@ -105,7 +106,7 @@ def _kernels(layer: Layer, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -
 
 
 def _plan(weight: Tensor, a: Tensor) -> separable.Plan:
-    return separable.plan(weight, NOISE, TOLERANCE, spread=float(a.square().mean().sqrt()))
+    return separable.plan(weight, NOISE, TOLERANCE, spread=spread(a))
 
 
 def _error(layer: Layer, kernel: Callable[[], Tensor], x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> float:

@@ -35,7 +35,12 @@ class Estimator(ABC):
 
     @abstractmethod
     def losses(self, net: Sequential, batch: Batch) -> Tensor:
-        """Losses [B] of the batch: their value is the sampled (or relaxed) loss, their gradient the estimate."""
+        """Losses [B] of the batch: their value is the sampled (or relaxed) loss, their gradient the estimate.
+
+        The objective is evaluated first on the outputs [B, K] whose losses are the value; then anywhere else. An estimator
+        that samples nothing may evaluate it on more dimensions from the start. :func:`flipgrad.bounds.bound_losses` needs it
+        so, to know what the batch's other draws came to.
+        """
 
 
 class LocalEstimator(Estimator):

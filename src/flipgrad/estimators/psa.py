@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flipgrad.affine import Affine
+from flipgrad.affine import Affine, LinearMap
 from flipgrad.errors import InputError
 from flipgrad.estimators._base import LocalEstimator
 from flipgrad.estimators._head import flipped_losses
@@ -157,6 +157,9 @@ class _FlipStates(torch.autograd.Function):
         apply: Any = _FlipStates.apply
         a, x, weight, states = leading
         if bool((weight == weight[:1]).all()):
+            if isinstance(affine, LinearMap):
+                # It takes any dimensions in front.
+                return apply(a, x if isinstance(x, Tensor) else None, weight[0], states, affine, noise, tolerance), 0
             units = x.flatten(0, 1) if isinstance(x, Tensor) else None
             return apply(a.flatten(0, 1), units, weight[0], states.flatten(0, 1), affine, noise, tolerance).view_as(states), 0
         return torch.stack([apply(*each, affine, noise, tolerance) for each in zip(*leading, strict=True)]), 0

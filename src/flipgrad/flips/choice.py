@@ -79,7 +79,7 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
     least = CALL["separable"] + work
     if seconds[exact] <= least:
         return Choice(exact, None, {**seconds, "separable": least}, f"small enough for the exact kernel; {why}")
-    plan = separable.plan(weight, noise, tolerance, spread=math.inf if a is None else _spread(a))
+    plan = separable.plan(weight, noise, tolerance, spread=math.inf if a is None else spread(a))
     if not plan.reachable:
         text = f"no separable form within {tolerance:g} for weights up to {plan.limit:.2g} and {noise}; {why}"
         return Choice(exact, plan, seconds, text)
@@ -147,7 +147,7 @@ def _largest(weight: Tensor) -> float:
     return largest if math.isfinite(largest) else math.inf
 
 
-def _spread(a: Tensor) -> float:
+def spread(a: Tensor) -> float:
     """The root mean square of some of the pre-activations."""
     flat = a.detach().flatten()
     return float(flat[:: max(1, len(flat) // SOME)].float().square().mean().sqrt()) if len(flat) else 0.0

@@ -177,7 +177,7 @@ def conv2d(
 def sample_states(a: Tensor, noise: Noise, seed: int, offset: int = 0) -> Tensor:
     """States +1 with probability F(a), else -1, from counter-based random numbers.
 
-    A state depends on the seed, the offset, its index and its pre-activation alone. Take another offset for every draw of one
+    A state depends on the seed, the offset, its place in memory and its pre-activation alone. Take another offset for every draw of one
     seed. A uniform number of 32 bits is compared with the probability, so that probabilities are rounded to 2**-32; the
     smaller one of F(a) and F(-a) has, besides, a relative error of about 2e-7 (logistic noise computes it in float32).
 
@@ -188,7 +188,7 @@ def sample_states(a: Tensor, noise: Noise, seed: int, offset: int = 0) -> Tensor
         offset: from 0 to 2**63 - 1.
 
     Returns:
-        The states, contiguous, with the shape and dtype of ``a``.
+        The states, with the shape, dtype and layout of ``a``.
     """
     _check_tensors(a=a)
     _check_not_negative(seed=seed, offset=offset)
@@ -379,8 +379,11 @@ def _largest(t: Tensor) -> float:
 
 def _sample(of: str, t: Tensor, scale: float, seed: int, offset: int) -> Tensor:
     dtype = _computed_in(t.dtype)
-    given = t.detach().to(dtype).contiguous()
-    states = torch.empty_like(given)
+    # Numbered as they lie in memory, so that no layout is copied but one with gaps.
+    states = torch.empty_like(t, dtype=dtype)
+    given = t.detach().to(dtype)
+    if given.stride() != states.stride():
+        given = torch.empty_like(states).copy_(given)
     problem = _SampleProblem(given.numel(), seed, offset, scale, torch.get_num_threads(), PORTABLE)
     _check_memory(_function(f"sample_{of}", dtype)(ctypes.byref(problem), given.data_ptr(), states.data_ptr()))
     return states.to(t.dtype)
@@ -410,6 +413,10 @@ def _fake_conv2d(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=memory_format(x))
 
 
+def _fake_alike(t: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(t)
+
+
 def _fake_contiguous(t: Tensor, *_: object) -> Tensor:
     return torch.empty_like(t, memory_format=torch.contiguous_format)
 
@@ -423,12 +430,12 @@ _OPERATORS = (
         _flip_conv2d,
         _fake_conv2d,
     ),
-    ("sample_states_native", "(Tensor a, float scale, int seed, int offset) -> Tensor", _sample_logistic, _fake_contiguous),
+    ("sample_states_native", "(Tensor a, float scale, int seed, int offset) -> Tensor", _sample_logistic, _fake_alike),
     (
         "sample_states_from_probability_native",
         "(Tensor probability, int seed, int offset) -> Tensor",
         _sample_probability,
-        _fake_contiguous,
+        _fake_alike,
     ),
 )
 for _name, _schema, _implementation, _fake in _OPERATORS:

@@ -30,7 +30,9 @@ from flipgrad.objectives import Objective
 from flipgrad.sampling import Draw, Stream, fresh
 
 # Pre-activations of all draws that are evaluated together: enough that the work outweighs the calls, few enough for memory.
-CHUNK = 2**20
+CHUNK = 2**22
+# Few draws are still divided into so many parts, for as many workers; not by their number, so that it changes no draw.
+PARTS = 8
 # Gradient entries of all draws that are held together.
 LARGEST = 2**24
 
@@ -101,7 +103,7 @@ class Sampler:
     def draws(self, samples: int) -> Iterator[Tensor]:
         """``samples`` gradients, [n, P] at a time."""
         parameters = sum(parameter.numel() for parameter in self.problem.parameters().values())
-        rows = max(1, min(CHUNK // max(1, self.problem.size()), LARGEST // parameters))
+        rows = max(1, min(CHUNK // max(1, self.problem.size()), LARGEST // parameters, -(-samples // PARTS)))
         sizes = [min(rows, samples - start) for start in range(0, samples, rows)]
         with _side_by_side(self.workers), ThreadPoolExecutor(self.workers) as pool:
             # Modules are changed while they are evaluated with other parameters, so every worker has its own.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from flipgrad.errors import InputError
+from flipgrad.plots._fields import get, load, mapping, numbers
 from flipgrad.plots.style import ordered
 
 REWRITE = "run the evaluation again to rewrite it"
@@ -86,8 +85,8 @@ def read_all(panels: Sequence[Panel], estimators: Sequence[str] | None = None) -
 def layers(path: Path) -> list[str]:
     """The layers in a result file, as :class:`Panel` calls them: those of its first estimator."""
     try:
-        first = next(iter(_mapping(_record(path), "estimators").values()), None)
-        return [str(_get(layer, "name", "a layer")) for layer in _get(first, "layers", "the first estimator")]
+        first = next(iter(mapping(_record(path), "estimators", "the file").values()), None)
+        return [str(get(layer, "name", "a layer")) for layer in get(first, "layers", "the first estimator")]
     except InputError as error:
         raise InputError(f"{path}: {error}; {REWRITE}") from error
 
@@ -96,10 +95,12 @@ def read(path: Path, layer: str) -> LayerResult:
     """Read one layer of a result file, or raise an `InputError` that names the file and what to do."""
     record = _record(path)
     try:
-        estimators = {str(name): _measurement(entry, name, layer) for name, entry in _mapping(record, "estimators").items()}
+        estimators = {
+            str(name): _measurement(entry, name, layer) for name, entry in mapping(record, "estimators", "the file").items()
+        }
         if not estimators:
             raise InputError("estimators: expected at least one, got none")
-        return LayerResult(estimators, _reference(_mapping(record, "reference"), layer))
+        return LayerResult(estimators, _reference(mapping(record, "reference", "the file"), layer))
     except _UnknownLayerError as error:
         raise InputError(f"{path}: {error}") from error
     except InputError as error:
@@ -107,14 +108,7 @@ def read(path: Path, layer: str) -> LayerResult:
 
 
 def _record(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read ({error.strerror}); run the evaluation that writes it, or correct the path"
-        ) from error
-    except ValueError as error:
-        raise InputError(f"{path}: is not JSON ({error}); {REWRITE}") from error
+    return load(path, missing="run the evaluation that writes it, or correct the path", broken=REWRITE)
 
 
 class _UnknownLayerError(InputError):
@@ -123,15 +117,15 @@ class _UnknownLayerError(InputError):
 
 def _measurement(entry: Any, name: str, layer: str) -> Measurement:
     where = f"estimator {name!r}, {layer!r}"
-    if not isinstance(_get(entry, "unbiased", where), bool):
+    if not isinstance(get(entry, "unbiased", where), bool):
         raise InputError(f"{where}: 'unbiased' must be true or false, got {entry['unbiased']!r}")
-    values = _layer(_get(entry, "layers", where), layer, f"estimator {name!r}")
-    samples = _numbers(values, "samples", where, low=1)
+    values = _layer(get(entry, "layers", where), layer, f"estimator {name!r}")
+    samples = numbers(values, "samples", where, low=1)
     if not samples or any(after <= before for before, after in pairwise(samples)):
         raise InputError(f"{where}: 'samples' must be increasing and not empty, got {samples}")
     curves = {
-        "rmse": _numbers(values, "rmse", where, low=0),
-        **{key: _numbers(values, key, where, low=-1, high=1) for key in ("cosine_mean", "cosine_low", "cosine_high")},
+        "rmse": numbers(values, "rmse", where, low=0),
+        **{key: numbers(values, key, where, low=-1, high=1) for key in ("cosine_mean", "cosine_low", "cosine_high")},
     }
     for key, curve in curves.items():
         if len(curve) != len(samples):
@@ -142,20 +136,20 @@ def _measurement(entry: Any, name: str, layer: str) -> Measurement:
 
 
 def _reference(entry: Mapping[str, Any], layer: str) -> Reference | None:
-    kind = _get(entry, "kind", "reference")
+    kind = get(entry, "kind", "reference")
     if kind == "exact":
         return None
     if kind != "draws":
         raise InputError(f"reference: 'kind' must be 'exact' or 'draws', got {kind!r}")
-    values = _layer(_get(entry, "layers", "reference"), layer, "reference")
-    (draws,) = _numbers({"draws": [_get(entry, "draws", "reference")]}, "draws", "reference", low=1)
-    (error,) = _numbers({"error": [_get(values, "error", "reference")]}, "error", "reference", low=0)
-    return Reference(str(_get(entry, "estimator", "reference")), int(draws), error)
+    values = _layer(get(entry, "layers", "reference"), layer, "reference")
+    (draws,) = numbers({"draws": [get(entry, "draws", "reference")]}, "draws", "reference", low=1)
+    (error,) = numbers({"error": [get(values, "error", "reference")]}, "error", "reference", low=0)
+    return Reference(str(get(entry, "estimator", "reference")), int(draws), error)
 
 
 def _interval(values: Mapping[str, Any], key: str, where: str) -> Interval:
     value, low, high = (
-        _numbers({name: [_get(values, name, where)]}, name, where, low=0)[0] for name in (key, f"{key}_low", f"{key}_high")
+        numbers({name: [get(values, name, where)]}, name, where, low=0)[0] for name in (key, f"{key}_low", f"{key}_high")
     )
     if low > high:
         raise InputError(f"{where}: '{key}_low' must not exceed '{key}_high', got {low} and {high}")
@@ -171,27 +165,3 @@ def _layer(layers: Any, layer: str, where: str) -> Mapping[str, Any]:
     raise _UnknownLayerError(
         f"{where} has no layer {layer!r}; choose one of {', '.join(repr(item['name']) for item in layers)}"
     )
-
-
-def _numbers(values: Mapping[str, Any], key: str, where: str, *, low: float, high: float = float("inf")) -> list[float]:
-    numbers = _get(values, key, where)
-    if not isinstance(numbers, list):
-        raise InputError(f"{where}: {key!r} must be a list of numbers, got {numbers!r}")
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int | float) or not (isfinite(number) and low <= number <= high):
-            limits = f"of at least {low}" if high == float("inf") else f"from {low} to {high}"
-            raise InputError(f"{where}: {key!r} must hold finite numbers {limits}, got {number!r}")
-    return [float(number) for number in numbers]
-
-
-def _mapping(record: Any, key: str) -> Mapping[str, Any]:
-    value = _get(record, key, "the file")
-    if not isinstance(value, dict):
-        raise InputError(f"the file: {key!r} must be an object, got {value!r}")
-    return value
-
-
-def _get(entry: Any, key: str, where: str) -> Any:
-    if not isinstance(entry, dict) or key not in entry:
-        raise InputError(f"{where}: has no {key!r}")
-    return entry[key]

@@ -23,7 +23,7 @@ from flipgrad import files
 # Okabe and Ito's palette, distinguishable with any colour vision.
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 # Of notes, reference lines and zones: behind the data.
-GREY, PALE, BAND = "#767676", "#F1F1F1", "#E2E2E2"
+GREY, PALE, BAND, GRID = "#767676", "#F1F1F1", "#E2E2E2", "#DDDDDD"
 
 # Points, for a figure printed at its own size across two columns.
 FONT, SMALL, TINY = 8.0, 6.6, 5.8
@@ -106,14 +106,14 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 
 @contextmanager
-def defaults() -> Iterator[None]:
-    """Draw inside this: matplotlib's own defaults, not the user's, with our sizes and embedded TrueType fonts."""
+def defaults(scale: float = 1.0) -> Iterator[None]:
+    """Draw inside this: matplotlib's own defaults, not the user's, with our sizes (times ``scale``) and embedded fonts."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rc("font", size=FONT)
-        matplotlib.rc("axes", titlesize=FONT, labelsize=FONT, linewidth=0.6)
-        matplotlib.rc("xtick", labelsize=SMALL)
-        matplotlib.rc("ytick", labelsize=SMALL)
+        matplotlib.rc("font", size=scale * FONT)
+        matplotlib.rc("axes", titlesize=scale * FONT, labelsize=scale * FONT, linewidth=0.6)
+        matplotlib.rc("xtick", labelsize=scale * SMALL)
+        matplotlib.rc("ytick", labelsize=scale * SMALL)
         matplotlib.rc("pdf", fonttype=42)
         yield
 
@@ -121,7 +121,7 @@ def defaults() -> Iterator[None]:
 def tidy(axes: Axes) -> None:
     """A thin grid behind the data, no box, ticks that do not shout."""
     axes.set_axisbelow(True)
-    axes.grid(color="#DDDDDD", linewidth=0.4)
+    axes.grid(color=GRID, linewidth=0.4)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(which="major", length=2.5, width=0.6, pad=2)
     axes.tick_params(which="minor", length=1.5, width=0.4)

@@ -1,0 +1,304 @@
+"""A run as one page: headline, curves, numbers, examples, disagreement, configuration.
+
+The page holds everything that it shows: it loads nothing, runs nothing (its content security policy forbids both), and is the
+same, byte by byte, for the same result files.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from flipgrad import files
+from flipgrad.plots.curves import Chart, charts, draw
+from flipgrad.plots.disagreement import disagreement_figure, meaning
+from flipgrad.plots.examples import Card, cards
+from flipgrad.plots.runs import Disagreement, Epoch, Run, Scores, read_run
+from flipgrad.plots.style import GREEN, ORANGE, defaults
+from flipgrad.plots.svg import css, inline
+
+REPORT = "report.html"
+
+# Inches, and the scale of the text: legible when a telephone shows the figure at 350 pixels.
+SIZE, TEXT = (4.6, 2.9), 1.5
+
+ENSEMBLE = "accuracy, ensemble"
+
+# The groups of examples, by how they were chosen.
+GROUPS = {
+    "random": "Drawn at random",
+    "uncertain": "Least certain of the rest",
+    None: "Examples",
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of the page, with what a legend and a screen reader say."""
+
+    key: str
+    title: str
+    svg: Markup
+    legend: list[tuple[str, str, bool]]
+    words: str
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table of numbers."""
+
+    name: str
+    scores: Scores
+    objective: float | None = None
+
+
+def report(folder: Path) -> Path:
+    """Write ``report.html`` into the folder of a run, from the result files that are there.
+
+    Args:
+        folder: holds ``config.json`` and ``metrics.jsonl``, and maybe ``summary.json`` and ``evaluation.json``.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        InputError: if a result file is missing or broken.
+    """
+    path = folder / REPORT
+    files.write(path, page(read_run(folder)).encode())
+    return path
+
+
+def page(run: Run) -> str:
+    """The page of a run. Every string from a file is escaped: the template does so unless told otherwise."""
+    environment = Environment(
+        loader=PackageLoader("flipgrad.plots", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(percent=percent, loss=loss, short=short)
+    environment.globals["style"] = Markup(environment.get_template("report.css").render())
+    where, scores = headline_scores(run)
+    with defaults(TEXT):
+        plots = [_plot(chart) for chart in charts(run.epochs)]
+    evaluation = run.evaluation
+    shown_columns = columns(run)
+    shown = cards(evaluation.examples, evaluation.classes) if evaluation else []
+    text = environment.get_template("report.html").render(
+        title=title(run.config),
+        facts=list(facts(run)),
+        where=where,
+        scores=scores,
+        plots=plots,
+        columns=shown_columns,
+        measures=measures(shown_columns),
+        groups=_groups(shown),
+        places=[card.place for card in shown if card.place],
+        disagreement=_disagreement(run),
+        config=list(flat(run.config)),
+        command=shlex.join(["flipgrad", *run.command]) if run.command else "",
+        versions=list(flat(run.versions)),
+        machine=list(flat(run.machine)),
+    )
+    return text.lstrip()
+
+
+def title(config: Mapping[str, Any]) -> str:
+    """What was trained, as far as the configuration says.
+
+    >>> title({"estimator": "psa", "data": "digits"})
+    'PSA on digits'
+    >>> title({})
+    'A stochastic binary network'
+    """
+    estimator = config.get("estimator")
+    data = next((config[key] for key in ("data", "dataset") if isinstance(config.get(key), str)), None)
+    if not isinstance(estimator, str) or not estimator:
+        return f"A stochastic binary network on {data}" if data else "A stochastic binary network"
+    name = estimator.upper() if len(estimator) <= 4 else estimator
+    return f"{name} on {data}" if data else f"Trained with {name}"
+
+
+def facts(run: Run) -> Iterator[str]:
+    """A few words about the run."""
+    if run.epochs:
+        yield f"{run.epochs[-1].number:,} epoch{'s' if run.epochs[-1].number != 1 else ''}"
+    seconds = [epoch.seconds for epoch in run.epochs if epoch.seconds is not None]
+    if seconds:
+        yield f"{duration(sum(seconds))} of training"
+    speeds = sorted(epoch.images_per_second for epoch in run.epochs if epoch.images_per_second is not None)
+    if speeds:
+        yield f"{speeds[len(speeds) // 2]:,.0f} images per second"
+    for key in ("model", "seed"):
+        if isinstance(value := run.config.get(key), str | int):
+            yield f"{key} {value}"
+
+
+def headline_scores(run: Run) -> tuple[str, Scores | None]:
+    """The scores that count, and on what: those of the test part where there are some, else the best there is."""
+    splits = run.evaluation.splits if run.evaluation else {}
+    if splits:
+        name = "test" if "test" in splits else next(iter(splits))
+        return f"On the {name} examples", splits[name]
+    if run.summary and run.summary != Scores():
+        return "At the end of training", run.summary
+    last = [epoch for epoch in run.epochs if epoch.scores != Scores()][-1:]
+    return (f"After epoch {last[0].number}", last[0].scores) if last else ("", None)
+
+
+def columns(run: Run) -> list[Column]:
+    """The table of numbers: last and best epoch, and every evaluated part."""
+    found = []
+    best = best_epoch(run.epochs)
+    if run.epochs:
+        last = run.epochs[-1]
+        same = best is not None and best.number == last.number
+        found.append(Column(f"{'last, best' if same else 'last'} epoch ({last.number})", last.scores, last.objective))
+        if best is not None and not same:
+            found.append(Column(f"best epoch ({best.number})", best.scores, best.objective))
+    splits = run.evaluation.splits if run.evaluation else {}
+    return found + [Column(name, scores) for name, scores in splits.items()]
+
+
+def measures(shown: Sequence[Column]) -> list[tuple[str, list[str], bool]]:
+    """The lines of the table of numbers, those that say something: name, values by column, whether it is the main one."""
+    values: list[tuple[str, Callable[[float | None], str], list[float | None]]] = [
+        ("accuracy, 1 sample", percent, [column.scores.accuracy_1 for column in shown]),
+        (ENSEMBLE, percent, [column.scores.accuracy_n for column in shown]),
+        ("accuracy, deterministic", percent, [column.scores.accuracy_deterministic for column in shown]),
+        ("expected loss", loss, [column.scores.expected_loss for column in shown]),
+        ("marginal loss", loss, [column.scores.marginal_loss for column in shown]),
+        ("training objective", loss, [column.objective for column in shown]),
+        ("samples", whole, [column.scores.samples for column in shown]),
+    ]
+    told = [line for line in values if any(value is not None for value in line[2])]
+    return [(name, [show(value) for value in line], name == ENSEMBLE) for name, show, line in told]
+
+
+def best_epoch(epochs: Sequence[Epoch]) -> Epoch | None:
+    """The first of those with the highest accuracy of the ensemble, if any has one."""
+    able = [(epoch.scores.accuracy_n, epoch) for epoch in epochs if epoch.scores.accuracy_n is not None]
+    return max(able, key=lambda pair: pair[0])[1] if able else None
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as lines.
+
+    >>> list(flat({"lr": 0.1, "net": {"widths": [5, 5], "bias": True, "name": None}}))
+    [('lr', '0.1'), ('net.widths', '[5, 5]'), ('net.bias', 'yes'), ('net.name', '–')]
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _word(value)
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def percent(value: float | None) -> str:
+    """An accuracy.
+
+    >>> percent(0.94166), percent(None)
+    ('94.17%', '–')
+    """
+    return "–" if value is None else f"{value:.2%}"
+
+
+def loss(value: float | None) -> str:
+    """A loss, with four decimals or, where these would say little, three digits.
+
+    >>> loss(0.31117), loss(0.00012345), loss(12345.678), loss(None)
+    ('0.3112', '0.000123', '1.23e+04', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 1000 else f"{value:.3g}"
+
+
+def whole(value: float | None) -> str:
+    """A number of things.
+
+    >>> whole(1000), whole(None)
+    ('1,000', '–')
+    """
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    """A probability on a bar: whole percents, and never a false certainty.
+
+    >>> [short(p) for p in (0.0, 0.004, 0.62, 0.996, 1.0)]
+    ['0%', '<1%', '62%', '>99%', '100%']
+    """
+    if 0 < value < 0.005:
+        return "<1%"
+    return ">99%" if 0.995 <= value < 1 else f"{value:.0%}"
+
+
+def duration(seconds: float) -> str:
+    """A time as one would say it.
+
+    >>> [duration(s) for s in (0.25, 42.0, 754.0, 8000.0)]
+    ['0.2 s', '42 s', '12 min 34 s', '2 h 13 min']
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _plot(chart: Chart) -> Plot:
+    figure = Figure(figsize=SIZE, layout="constrained")
+    draw(figure.subplots(), chart)
+    # A single line that is called as the chart needs no legend.
+    named = [line for line in chart.lines if line.label != chart.title.lower()]
+    legend = [(line.label, css(line.colour), line.dashed) for line in named]
+    show = percent if chart.percent else loss
+    ends = "; ".join(f"{line.label} from {show(line.values[0])} to {show(line.values[-1])}" for line in chart.lines)
+    first, last = (pick(line.epochs[at] for line in chart.lines) for pick, at in ((min, 0), (max, -1)))
+    return Plot(chart.key, chart.title, inline(figure, chart.key), legend, f"{chart.title}, epochs {first} to {last}: {ends}.")
+
+
+def _groups(shown: Sequence[Card]) -> list[tuple[str, list[Card]]]:
+    found: dict[str, list[Card]] = {}
+    for card in shown:
+        found.setdefault(GROUPS.get(card.chosen, GROUPS[None]), []).append(card)
+    return list(found.items())
+
+
+def _disagreement(run: Run) -> tuple[Plot, str] | None:
+    if run.evaluation is None or run.evaluation.disagreement is None:
+        return None
+    found, samples = run.evaluation.disagreement, run.evaluation.samples
+    with defaults(TEXT):
+        svg = inline(disagreement_figure(found, samples=samples, size=SIZE), "disagreement")
+    counts = (("correct", sum(found.correct), GREEN), ("wrong", sum(found.wrong), ORANGE))
+    legend = [(f"{name} ({count:,})", css(colour), False) for name, count, colour in counts]
+    return Plot("disagreement", "Ensemble disagreement", svg, legend, _spoken(found)), meaning(found, samples=samples)
+
+
+def _spoken(found: Disagreement) -> str:
+    bins = zip(found.edges, found.correct, found.wrong, strict=False)
+    told = "; ".join(f"from {edge:.0%}: {right:,} correct, {wrong:,} wrong" for edge, right, wrong in bins if right or wrong)
+    return f"Numbers of predictions by the share of members that disagree. {told}."

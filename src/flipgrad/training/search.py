@@ -1,0 +1,202 @@
+"""The automatic learning rate: a bounded search of the rate that trains best in a few epochs.
+
+Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochastic Binary Networks. NeurIPS 2020, appendix
+C.2: Brent's bounded method on the logarithm of the rate, on the method's own training objective.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from scipy.optimize import minimize_scalar
+
+from flipgrad.errors import InputError
+
+# Trains from the same initial weights with the rate it is given, and returns the objective that it reached.
+TrialRun = Callable[[float], float]
+
+# The search ends when the best rate is known to this many decades (12 %): ten golden sections of 6 decades resolve no less.
+TOLERANCE = 0.05
+# What scipy is told of a trial that diverged: above every objective, and still finite, as its parabolas need.
+DIVERGED = 1e300
+
+
+@final
+@dataclass(frozen=True)
+class Trial:
+    """One trial: its rate, and the objective that training reached with it, which is inf where it diverged."""
+
+    rate: float
+    objective: float
+
+    @property
+    def diverged(self) -> bool:
+        """Whether training came to no number."""
+        return math.isinf(self.objective)
+
+    def as_json(self) -> dict[str, float | None]:
+        """The trial for a JSON file, which knows no inf: there the objective is null."""
+        return {"rate": self.rate, "objective": None if self.diverged else self.objective}
+
+    @staticmethod
+    def from_json(value: Mapping[str, float | None]) -> Trial:
+        """The trial of :meth:`as_json`.
+
+        >>> Trial.from_json(Trial(1.0, math.inf).as_json())
+        Trial(rate=1.0, objective=inf)
+        """
+        rate, objective = value.get("rate"), value.get("objective")
+        if rate is None:
+            raise InputError(f"a trial of the learning rate needs its 'rate' and 'objective', got {dict(value)}")
+        return Trial(rate, math.inf if objective is None else objective)
+
+
+@final
+@dataclass(frozen=True)
+class Search:
+    """The result of a search.
+
+    Attributes:
+        rate: the best rate.
+        objective: what was reached with it.
+        trials: all trials in order.
+    """
+
+    rate: float
+    objective: float
+    trials: tuple[Trial, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """The result for a JSON file."""
+        return {"rate": self.rate, "objective": self.objective, "trials": [trial.as_json() for trial in self.trials]}
+
+
+def search_rate(
+    trial: TrialRun,
+    *,
+    lowest: float = 1e-6,
+    highest: float = 1.0,
+    trials: int = 10,
+    done: Sequence[Trial] = (),
+    divergence: type[Exception] | tuple[type[Exception], ...] = (),
+    report: Callable[[Trial], None] = lambda trial: None,
+) -> Search:
+    """Find the learning rate for which ``trial`` returns the least.
+
+    ``scipy.optimize.minimize_scalar(method="bounded")`` on the decimal logarithm of the rate, with at most ``trials``
+    evaluations, as the paper has it; unlike there it also ends when the best rate is known to 12 %.
+
+    A trial that diverges counts as +inf. Brent's method cannot take that: parabolas through it are undefined, and of two
+    infinite values it prefers the later one, which may be the higher rate. It is told a number above every objective
+    instead, that grows with the rate. So the search goes down as long as everything diverges; and a parabola through a value
+    that large has its minimum halfway between the two other points.
+
+    An interrupted search goes on where it was: with the trials already ``done`` it asks for the same rates as before and
+    takes their results, so that it ends as if it had not been interrupted.
+
+    Args:
+        trial: trains from the same initial weights, with the same seed, at the rate it is given, and returns the objective
+            it reached, e.g. a :class:`RunningMean`; inf or NaN where it diverged.
+        lowest: the least rate.
+        highest: the greatest rate.
+        trials: at most so many, at least 2.
+        done: the first trials of the same search, in order.
+        divergence: what ``trial`` may raise instead of returning inf.
+        report: told of every new trial, not of those already done: the place to store it.
+
+    Returns:
+        The best rate among all trials (of equal ones the first), its objective, and the trials.
+
+    Raises:
+        InputError: if every trial diverged, or ``done`` are trials of another search.
+
+    >>> round(search_rate(lambda rate: (math.log10(rate) + 2) ** 2).rate, 3)
+    0.01
+    """
+    if not 0 < lowest < highest < math.inf:
+        raise InputError(
+            f"the learning rate is searched from {lowest} to {highest}; give 0 < lowest < highest, e.g. 1e-6 and 1"
+        )
+    if trials < 2:
+        raise InputError(f"trials={trials}: a search of the learning rate needs at least 2 trials, the paper's has 10")
+    bounds = math.log10(lowest), math.log10(highest)
+    made: list[Trial] = []
+
+    def run(rate: float) -> Trial:
+        try:
+            objective = float(trial(rate))
+        except divergence:
+            objective = math.inf
+        result = Trial(rate, objective if abs(objective) < DIVERGED else math.inf)
+        report(result)
+        return result
+
+    def objective(log_rate: float) -> float:
+        rate = 10.0 ** float(log_rate)
+        made.append(_same(done[len(made)], rate) if len(made) < len(done) else run(rate))
+        position = (log_rate - bounds[0]) / (bounds[1] - bounds[0])
+        return DIVERGED * (1 + position) if made[-1].diverged else made[-1].objective
+
+    minimize_scalar(objective, method="bounded", bounds=bounds, options={"maxiter": trials, "xatol": TOLERANCE})
+    best = min(made, key=lambda each: each.objective)
+    if best.diverged:
+        least = min(each.rate for each in made)
+        raise InputError(
+            f"all {len(made)} trials of the learning rate diverged, down to {least:.2g}; search lower rates than {lowest:g}, "
+            "check the data for outliers, or choose an estimator with less variance"
+        )
+    return Search(best.rate, best.objective, tuple(made))
+
+
+def _same(done: Trial, rate: float) -> Trial:
+    # Another machine's logarithm may differ in the last digit.
+    if not math.isclose(done.rate, rate, rel_tol=1e-9):
+        raise InputError(
+            f"the trials handed in are of another search: there the rate was {done.rate:g} where this one asks for {rate:g}; "
+            "resume with the same range, or start anew"
+        )
+    return done
+
+
+@final
+@dataclass
+class RunningMean:
+    r"""The exponentially weighted average of a sequence, such as the losses of a training's updates.
+
+    .. math:: \bar f_n = \sum_{i \le n} q^{n-i} f_i \Big/ \sum_{i \le n} q^{n-i}, \qquad q = 1 - 1/w.
+
+    The weights add up to 1 from the start, so no initial value has a say. The paper takes such an average of the objective to
+    choose the learning rate and does not tell the factor q. Ours is set by the ``window`` w, for which the search uses the
+    number of updates in an epoch: every example then counts about once, and what was before the last few epochs hardly.
+
+    Args:
+        window: the number of values that the average remembers, at least 1.
+
+    >>> mean = RunningMean(window=2)
+    >>> for loss in (4.0, 1.0):
+    ...     mean.add(loss)
+    >>> mean.value
+    2.0
+    """
+
+    window: float
+    total: float = 0.0
+    weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.window < math.inf:
+            raise InputError(f"RunningMean(window={self.window}): give the number of values to remember, at least 1")
+
+    def add(self, value: float) -> None:
+        """Take in the next value."""
+        factor = 1 - 1 / self.window
+        self.total = factor * self.total + value
+        self.weight = factor * self.weight + 1
+
+    @property
+    def value(self) -> float:
+        """The average of the values so far; NaN before the first."""
+        return self.total / self.weight if self.weight else math.nan
