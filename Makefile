@@ -15,7 +15,7 @@ help:
 	@sed -n 's/^# //p' Makefile
 
 demo: $(VENV)/ready
-	$(BIN)/flipgrad train --schedule cosine --output runs/demo --overwrite
+	$(BIN)/flipgrad train --schedule cosine --validation 0 --output runs/demo --overwrite
 
 test: lint
 	$(PYTEST) -m "not slow"

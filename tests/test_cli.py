@@ -27,8 +27,8 @@ def test_train_prints_a_table_and_stores_everything(tmp_path, capsys):
     for word in ("ST, 2 epochs", "1 sample", "10 samples", "deterministic", "expected", "marginal", "accuracy", "%"):
         assert word in out
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    stored = {"config.json", "metrics.jsonl", "weights.safetensors", "checkpoint.safetensors", "summary.json", "curve.png"}
-    assert names == stored
+    tensors = {"weights.safetensors", "checkpoint.safetensors"}
+    assert names == {"config.json", "metrics.jsonl", *tensors, "summary.json", "curve.png", "report.html"}
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["epoch"] == 2
     assert summary["accuracy_n"] > 0.5
@@ -154,6 +154,34 @@ def test_a_run_goes_on_with_resume(tmp_path, capsys):
     assert (tmp_path / "run/summary.json").exists()
 
 
+def test_the_rate_is_searched_for_and_the_search_goes_on(tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    search = ("--lr", "auto", "--search-trials", "3", "--search-epochs", "1", "--search-images", "130")
+    code, out, err = flipgrad(capsys, "train", *SMALL, *search, "--epochs", "1", "--output", str(run))
+    assert (code, err) == (0, "")
+    assert "Searching for the learning rate, 3 trials:\nThe best of 3 rates is" in out
+    stored = json.loads((run / "config.json").read_text())
+    trials = json.loads((run / "search.json").read_text())
+    assert stored["config"]["lr"] == min(trials, key=lambda trial: trial["objective"])["rate"]
+    weights = (run / "weights.safetensors").read_bytes()
+    # As if it had been killed after the first trial.
+    stored["config"]["lr"] = "auto"
+    (run / "config.json").write_text(json.dumps(stored))
+    (run / "search.json").write_text(json.dumps(trials[:1]))
+    for name in ("checkpoint.safetensors", "weights.safetensors", "summary.json"):
+        (run / name).unlink()
+    (run / "metrics.jsonl").write_text("")
+    code, out, err = flipgrad(capsys, "train", "--resume", str(run))
+    assert (code, err) == (0, "")
+    assert json.loads((run / "search.json").read_text()) == trials
+    assert (run / "weights.safetensors").read_bytes() == weights
+
+
+def test_training_by_the_bound(tmp_path, capsys):
+    options = ("--objective", "bound", "--samples", "3", "--epochs", "1", "--output", str(tmp_path / "run"))
+    assert flipgrad(capsys, "train", *SMALL, *options)[0] == 0
+
+
 def test_a_schedule_that_ends_cannot_be_made_longer(tmp_path, capsys):
     run = str(tmp_path / "run")
     flipgrad(capsys, "train", *SMALL, "--epochs", "1", "--schedule", "cosine", "--output", run)
@@ -216,6 +244,7 @@ def test_evaluate_prints_a_table_and_stores_examples(tmp_path, capsys):
     assert len(stored["examples"]) == 24
     assert len(stored["examples"][0]["members"]) == 4
     assert sum(stored["disagreement"]["correct"] + stored["disagreement"]["wrong"]) == 360
+    assert "4 samples" in (run / "report.html").read_text()
 
 
 def test_gradeval_prints_tables_writes_json_and_draws(tmp_path, capsys):

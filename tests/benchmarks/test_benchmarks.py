@@ -104,3 +104,13 @@ def test_scaling_is_drawn_from_its_result(tmp_path, monkeypatch):
     path.write_text("{}")
     with pytest.raises(fg.InputError, match="no result of the benchmark scaling"):
         plots.scaling(path, tmp_path / "scaling")
+
+
+def test_the_cost_of_the_loop_is_measured(monkeypatch):
+    module = importlib.import_module("flipgrad.benchmarks.loop")
+    monkeypatch.setattr(module, "UPDATES", 2)
+    monkeypatch.setattr(module, "REPEATS", 1)
+    small = module._measure(module.TrainConfig(lr=module.RATE, model="10"), module.load_data(module.TrainConfig()))
+    assert small["loop_over_bare_step"].keys() == {"psa", "st"}
+    assert small["psa_over_st"] > 0
+    assert module._photographs().train.x.shape[1:] == (3, 32, 32)

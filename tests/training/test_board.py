@@ -6,7 +6,7 @@ import pytest
 import flipgrad as fg
 from flipgrad.training.board import Board
 
-RECORD = {"epoch": 2, "train_loss": 0.5, "split": "test", "saturated": {"layer 1": 0.25}}
+RECORD = {"epoch": 2, "objective": 0.5, "split": "test", "saturated": {"layer 1": 0.25}}
 
 
 def test_metrics_are_written_for_tensorboard(tmp_path):
@@ -18,7 +18,7 @@ def test_metrics_are_written_for_tensorboard(tmp_path):
         board.close()
         events = accumulator.EventAccumulator(str(tmp_path))
         events.Reload()
-    assert set(events.Tags()["scalars"]) == {"epoch", "train_loss", "saturated/layer 1"}
+    assert set(events.Tags()["scalars"]) == {"epoch", "objective", "saturated/layer 1"}
     (event,) = events.Scalars("saturated/layer 1")
     assert (event.step, event.value) == (2, 0.25)
 

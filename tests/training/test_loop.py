@@ -22,7 +22,7 @@ def test_a_run_learns_and_leaves_configuration_metrics_weights_and_summary(tmp_p
     metrics = records(tmp_path / "run")
     assert updates == [(done, 32) for done in range(1, 33)]
     assert [record["epoch"] for record in metrics] == list(range(1, 9))
-    assert metrics[-1]["train_loss"] < metrics[0]["train_loss"] / 2
+    assert metrics[-1]["objective"] < metrics[0]["objective"] / 2
     assert evaluation.accuracy_n == 1
     stored = json.loads((tmp_path / "run/config.json").read_text())
     assert TrainConfig.from_json(stored["config"]).estimator == estimator
@@ -102,6 +102,7 @@ def test_a_run_leaves_the_global_generator_alone(tmp_path):
         {"estimator": "relax"},
         {"estimator": "rebar", "optimizer": "adam", "lr": 0.01, "schedule": "cosine"},
         {"samples": 2, "augment": "none", "schedule": "step", "weight_decay": 1e-3},
+        {"samples": 2, "objective": "bound"},
         {"momentum": 0.0, "precision": "bfloat16"},
     ],
     ids=str,
@@ -132,7 +133,7 @@ def test_lines_without_a_checkpoint_are_dropped(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", arguments={"stop": StopAfter(6)})
     with (tmp_path / "run/metrics.jsonl").open("a") as file:
-        file.write('{"epoch": 2, "train_loss": 0.5}\n{"epoch": 3, "tra')
+        file.write('{"epoch": 2, "objective": 0.5}\n{"epoch": 3, "tra')
     resume(tmp_path / "run")
     run(tmp_path / "whole")
     assert timeless(tmp_path / "whole") == timeless(tmp_path / "run")

@@ -129,5 +129,4 @@ def test_one_process_is_alone(monkeypatch):
     alone = connect("cpu")
     assert type(alone) is Processes
     assert alone.first
-    with alone.accumulating(small_net(), True):
-        assert Trainer(config(), small_net(), blobs(), alone).updates == 4
+    assert Trainer(config(), small_net(), blobs(), alone).updates == 4

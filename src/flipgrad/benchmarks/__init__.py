@@ -6,6 +6,7 @@ from typing import Any
 from flipgrad.benchmarks.exact import exact
 from flipgrad.benchmarks.flips import flips
 from flipgrad.benchmarks.gradeval import gradeval
+from flipgrad.benchmarks.loop import loop
 from flipgrad.benchmarks.memory import memory
 from flipgrad.benchmarks.scaling import scaling
 from flipgrad.benchmarks.step import step
@@ -15,6 +16,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "exact": exact,
     "flips": flips,
     "gradeval": gradeval,
+    "loop": loop,
     "memory": memory,
     "scaling": scaling,
     "step": step,

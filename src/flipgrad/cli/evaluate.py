@@ -10,7 +10,7 @@ import torch
 import typer
 from rich.console import Console
 
-from flipgrad import files
+from flipgrad import files, plots
 from flipgrad.cli._shared import evaluation_table
 from flipgrad.training import RunFolder, load_run
 from flipgrad.training import evaluate as measure
@@ -23,7 +23,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
     device: Annotated[str | None, typer.Option(help="Torch device (default: the run's).")] = None,
 ) -> None:
-    """Measure a trained network: accuracies and losses with one sample, many samples and none; store evaluation.json."""
+    """Measure a trained network: accuracies and losses with one, many and no samples; store evaluation.json and report.html."""
     loaded = load_run(run, device=device)
     torch.set_num_threads(loaded.config.threads)
     count = loaded.config.eval_samples if samples is None else samples
@@ -39,4 +39,4 @@ def evaluate(
     files.write_json(file, {**content, **files.provenance()})
     console = Console()
     console.print(evaluation_table({f"{name.capitalize()} images": result for name, result in results.items()}))
-    console.print(f"Numbers and examples are in {file}", highlight=False, soft_wrap=True)
+    console.print(f"Numbers and examples are in {file}, and on the page {plots.report(run)}", highlight=False, soft_wrap=True)

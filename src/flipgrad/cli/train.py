@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,26 +13,32 @@ import torch
 import typer
 from rich.console import Console
 
+from flipgrad import plots
 from flipgrad.cli._shared import evaluation_table, working
+from flipgrad.data import DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.estimators.names import for_training
-from flipgrad.plots import training_curve
+from flipgrad.network import Sequential
 from flipgrad.training import (
     Checkpoint,
     DivergenceError,
     Evaluation,
+    Processes,
     RunFolder,
     TrainConfig,
+    automatic_rate,
     connect,
     load_data,
     make_net,
     read_config,
+    read_trials,
 )
 from flipgrad.training import train as run_training
 from flipgrad.training.board import Board
 from flipgrad.training.config import AUTO, CHOICES
 from flipgrad.training.processes import launched_rank, started_by_torchrun
+from flipgrad.training.search import Trial
 
 DEFAULTS = TrainConfig()
 # What may be said together with --resume: none of it changes what is computed up to the epochs that were asked for.
@@ -94,6 +100,13 @@ def train(
     lr: Annotated[str, typer.Option(help="Learning rate, or auto to search for it.", rich_help_panel=METHOD)] = str(
         DEFAULTS.lr
     ),
+    search_trials: Annotated[
+        int, typer.Option(help="Rates that --lr auto tries.", rich_help_panel=METHOD)
+    ] = DEFAULTS.search_trials,
+    search_epochs: Annotated[int, typer.Option(help="Epochs of each.", rich_help_panel=METHOD)] = DEFAULTS.search_epochs,
+    search_images: Annotated[
+        int | None, typer.Option(help="Training images of each (default: all).", rich_help_panel=METHOD)
+    ] = None,
     schedule: Annotated[
         str,
         typer.Option(
@@ -161,6 +174,9 @@ def train(
             epochs=epochs,
             batch_size=batch_size,
             lr=_rate(lr),
+            search_trials=search_trials,
+            search_epochs=search_epochs,
+            search_images=search_images,
             schedule=schedule,
             optimizer=optimizer,
             momentum=momentum,
@@ -181,68 +197,122 @@ def train(
     _run(config, path, overwrite=overwrite, resume=resume is not None, minutes=checkpoint_minutes, tensorboard=tensorboard)
 
 
+@dataclass(frozen=True)
+class _Command:
+    """What the command works with."""
+
+    path: Path
+    folder: RunFolder | None
+    console: Console
+    processes: Processes
+
+
 def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minutes: float, tensorboard: bool) -> None:
     first = launched_rank() == 0
     console = Console(quiet=not first)
     torch.set_num_threads(config.threads)
     with ExitStack() as stack:
         # Mistakes are told before the processes wait for one another, and before anything is written.
-        examples = load_data(config)
-        net = make_net(config, examples)
+        data = load_data(config)
+        net = make_net(config, data)
         folder = None
         if first:
             folder = stack.enter_context(RunFolder.reopen(path) if resume else RunFolder(path, overwrite=overwrite))
-        checkpoint = Checkpoint.read(path / RunFolder.CHECKPOINT) if resume else None
-        if checkpoint is not None and (path / RunFolder.SUMMARY).is_file() and checkpoint.facts.get("epoch") == config.epochs:
+        searching = config.lr == AUTO
+        checkpoint = Checkpoint.read(path / RunFolder.CHECKPOINT) if resume and not searching else None
+        done = 0 if checkpoint is None else int(checkpoint.facts.get("epoch", 0))
+        if (path / RunFolder.SUMMARY).is_file() and done == config.epochs:
             message = f"The run in {path} is finished: {config.epochs} epochs. More: --epochs N"
             console.print(message, highlight=False, soft_wrap=True)
             return
-        done = 0 if checkpoint is None else int(checkpoint.facts.get("epoch", 0))
         board = stack.enter_context(closing(Board(path / "tensorboard", done))) if tensorboard and first else None
-        processes = stack.enter_context(closing(connect(config.device)))
-        label = for_training(config.estimator, 1)[0]
-        console.print(
-            f"{'Going on with' if resume else 'Training on'} {len(examples.train):,} images of {examples.name} with {label}, "
-            f"{config.epochs} epochs{f', {processes.size} processes' if processes.size > 1 else ''}:",
-            highlight=False,
+        command = _Command(path, folder, console, stack.enter_context(closing(connect(config.device))))
+        with _explained(command):
+            if searching:
+                config = _search(config, data, command, read_trials(path) if resume else [])
+            epoch_done = board.write if board else lambda record: None
+            evaluation = _train(config, net, data, command, checkpoint, epoch_done, minutes)
+        if folder is not None:
+            _draw(folder)
+            console.print(evaluation_table({"Test images": evaluation}))
+            files = f"Weights, metrics, {folder.CURVE} and {folder.REPORT} are in {path}"
+            console.print(files, highlight=False, soft_wrap=True)
+
+
+def _search(config: TrainConfig, data: DataSet, command: _Command, done: list[Trial]) -> TrainConfig:
+    """The configuration with the best learning rate."""
+    folder = command.folder
+    if folder is not None:
+        # With "auto" in it: an interrupted search goes on with --resume.
+        folder.write_config(config, processes=command.processes.size)
+    command.console.print(f"Searching for the learning rate, {config.search_trials} trials:", highlight=False)
+    with working(command.console, patient=command.processes.size > 1) as work:
+
+        def report(updates: int, total: int, trials: Sequence[Trial]) -> None:
+            best = min(trials, key=lambda trial: trial.objective, default=None)
+            work.at(updates, total, "search", f"best {best.rate:.2g}" if best else "")
+
+        result = automatic_rate(
+            config,
+            lambda: make_net(config, data),
+            data,
+            processes=command.processes,
+            done=done,
+            report=report,
+            trial_done=folder.write_trials if folder else lambda trials: None,
+            stop=lambda: work.interrupted,
         )
-        try:
-            with working(console, patient=processes.size > 1) as work:
-
-                def report(done: int, total: int, record: Mapping[str, Any]) -> None:
-                    work.at(done, total, "train", _headline(record))
-
-                evaluation = run_training(
-                    config,
-                    net,
-                    examples,
-                    folder,
-                    processes=processes,
-                    checkpoint=checkpoint,
-                    report=report,
-                    epoch_done=board.write if board else lambda record: None,
-                    stop=lambda: work.interrupted,
-                    minutes=minutes,
-                )
-        except KeyboardInterrupt:
-            _draw(folder)
-            console.print(f"Interrupted. Everything is saved in {path}; go on with:", highlight=False, soft_wrap=True)
-            console.print(f"  {_command(path)}", highlight=False, soft_wrap=True)
-            raise
-        except DivergenceError as error:
-            _draw(folder)
-            raise DivergenceError(f"{error}; the last good state is in {path}") from None
-        except StorageError as error:
-            raise StorageError(f"{error}; make room, and go on with: {_command(path)}") from None
-        _finish(console, folder, evaluation)
+    command.console.print(f"The best of {len(result.trials)} rates is {result.rate:.3g}", highlight=False)
+    return replace(config, lr=result.rate)
 
 
-def _finish(console: Console, folder: RunFolder | None, evaluation: Evaluation) -> None:
-    if folder is None:
-        return
-    _draw(folder)
-    console.print(evaluation_table({"Test images": evaluation}))
-    console.print(f"Weights, metrics and {folder.CURVE} are in {folder.path}", highlight=False, soft_wrap=True)
+def _train(
+    config: TrainConfig,
+    net: Sequential,
+    data: DataSet,
+    command: _Command,
+    checkpoint: Checkpoint | None,
+    epoch_done: Callable[[Mapping[str, Any]], None],
+    minutes: float,
+) -> Evaluation:
+    processes = command.processes
+    label = for_training(config.estimator, 1)[0]
+    command.console.print(
+        f"{'Going on with' if checkpoint else 'Training on'} {len(data.train):,} images of {data.name} with {label}, "
+        f"{config.epochs} epochs{f', {processes.size} processes' if processes.size > 1 else ''}:",
+        highlight=False,
+    )
+    with working(command.console, patient=processes.size > 1) as work:
+        return run_training(
+            config,
+            net,
+            data,
+            command.folder,
+            processes=processes,
+            checkpoint=checkpoint,
+            report=lambda done, total, record: work.at(done, total, "train", _headline(record)),
+            epoch_done=epoch_done,
+            stop=lambda: work.interrupted,
+            minutes=minutes,
+        )
+
+
+@contextmanager
+def _explained(command: _Command) -> Iterator[None]:
+    """Whatever ends the work early: say what is kept, and how to go on."""
+    path, console = command.path, command.console
+    try:
+        yield
+    except KeyboardInterrupt:
+        _draw(command.folder)
+        console.print(f"Interrupted. Everything is saved in {path}; go on with:", highlight=False, soft_wrap=True)
+        console.print(f"  {_go_on(path)}", highlight=False, soft_wrap=True)
+        raise
+    except DivergenceError as error:
+        _draw(command.folder)
+        raise DivergenceError(f"{error}; the last good state is in {path}") from None
+    except StorageError as error:
+        raise StorageError(f"{error}; make room, and go on with: {_go_on(path)}") from None
 
 
 def _given(ctx: typer.Context, name: str) -> bool:
@@ -281,7 +351,7 @@ def _default_threads(data: str) -> int:
     return 1 if data in SMALL else max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _command(path: Path) -> str:
+def _go_on(path: Path) -> str:
     """What to type to go on."""
     start = "flipgrad"
     if started_by_torchrun():
@@ -292,12 +362,10 @@ def _command(path: Path) -> str:
 def _headline(record: Mapping[str, Any]) -> str:
     if not record:
         return ""
-    return f"loss {record['train_loss']:.3f}, {record['split']} accuracy {record['accuracy_n']:.1%}"
+    return f"loss {record['objective']:.3f}, {record['split']} accuracy {record['accuracy_n']:.1%}"
 
 
 def _draw(folder: RunFolder | None) -> None:
-    if folder is None:
-        return
-    metrics = folder.path / folder.METRICS
-    if metrics.stat().st_size:
-        training_curve(metrics, folder.path / folder.CURVE)
+    if folder is not None and (folder.path / folder.METRICS).stat().st_size:
+        plots.training_curve(folder.path / folder.METRICS, folder.path / folder.CURVE)
+        plots.report(folder.path)

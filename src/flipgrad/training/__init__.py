@@ -8,7 +8,8 @@ from flipgrad.training.metrics import Evaluation, evaluate
 from flipgrad.training.models import digits_net
 from flipgrad.training.problem import load_data, make_net
 from flipgrad.training.processes import Processes, connect
-from flipgrad.training.run import RunFolder, read_config
+from flipgrad.training.rate import automatic_rate
+from flipgrad.training.run import RunFolder, read_config, read_trials
 from flipgrad.training.trainer import DivergenceError, Trainer
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "RunFolder",
     "TrainConfig",
     "Trainer",
+    "automatic_rate",
     "connect",
     "digits_net",
     "evaluate",
@@ -27,5 +29,6 @@ __all__ = [
     "load_run",
     "make_net",
     "read_config",
+    "read_trials",
     "train",
 ]

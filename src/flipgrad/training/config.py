@@ -37,6 +37,9 @@ class TrainConfig:
         epochs: passes over the training images.
         batch_size: images per update, of all processes together.
         lr: the learning rate, or "auto" to search for it.
+        search_trials: how many rates the search tries.
+        search_epochs: the length of each trial.
+        search_images: training images of each trial; None for all.
         schedule: of the rate: "constant", "cosine" from ``lr`` down to 0 at the end, or "step", which divides it by 10 after
             half and after three quarters of the updates.
         optimizer: "sgd" with Nesterov momentum, or "adam".
@@ -63,6 +66,9 @@ class TrainConfig:
     epochs: int = 45
     batch_size: int = 64
     lr: float | str = 0.15
+    search_trials: int = 10
+    search_epochs: int = 5
+    search_images: int | None = None
     schedule: str = "constant"
     optimizer: str = "sgd"
     momentum: float = 0.9
@@ -154,7 +160,18 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "objective": OBJECTIVES,
     "precision": PRECISIONS,
 }
-LEAST = {"epochs": 1, "batch_size": 1, "samples": 1, "eval_samples": 1, "seed": 0, "threads": 1, "image_size": 1}
+LEAST = {
+    "epochs": 1,
+    "batch_size": 1,
+    "samples": 1,
+    "eval_samples": 1,
+    "seed": 0,
+    "threads": 1,
+    "image_size": 1,
+    "search_trials": 2,
+    "search_epochs": 1,
+    "search_images": 2,
+}
 
 
 def check_device(device: str) -> None:

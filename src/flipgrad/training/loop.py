@@ -144,7 +144,7 @@ class _Keeper:
         trainer = self._trainer
         evaluation = trainer.evaluate("test", trainer.epoch)
         held_out = {key: record[key] for key in asdict(evaluation)} if record.get("split") == "validation" else None
-        facts = {"epoch": trainer.epoch, "train_loss": record.get("train_loss"), **asdict(evaluation), "validation": held_out}
+        facts = {"epoch": trainer.epoch, "objective": record.get("objective"), **asdict(evaluation), "validation": held_out}
         self._write(lambda folder: folder.write_summary(facts))
         return evaluation
 

@@ -10,8 +10,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +44,6 @@ class Processes:
     def wrap(self, net: nn.Module) -> nn.Module:
         """The network whose backward pass adds up the gradients of all processes."""
         return net
-
-    def accumulating(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
-        """While ``enabled``, backward passes leave the gradients of the other processes for a later one."""
-        return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
         """Go backward through a loss."""
@@ -107,9 +102,6 @@ class ManyProcesses(Processes):
 
     def wrap(self, net: nn.Module) -> nn.Module:
         return self._fabric.setup_module(net)
-
-    def accumulating(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
-        return self._fabric.no_backward_sync(model, enabled=enabled)  # type: ignore[arg-type]
 
     def backward(self, loss: Tensor) -> None:
         self._fabric.backward(loss)

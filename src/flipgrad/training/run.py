@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
@@ -15,6 +15,7 @@ from flipgrad.errors import InputError
 from flipgrad.training.checkpoint import Checkpoint
 from flipgrad.training.config import TrainConfig
 from flipgrad.training.lock import FolderLock
+from flipgrad.training.search import Trial
 
 
 @final
@@ -35,6 +36,7 @@ class RunFolder:
     CHECKPOINT = "checkpoint.safetensors"
     SUMMARY = "summary.json"
     EVALUATION = "evaluation.json"
+    SEARCH = "search.json"
     CURVE = "curve.png"
     REPORT = "report.html"
 
@@ -42,7 +44,8 @@ class RunFolder:
         self.path = files.new_folder(path, overwrite=overwrite)
         self._lock = FolderLock(path)
         # The checkpoint first: what is half removed must not look like a run that can go on.
-        for name in (self.CHECKPOINT, self.METRICS, self.SUMMARY, self.WEIGHTS, self.EVALUATION, self.CURVE, self.REPORT):
+        earlier = (self.CHECKPOINT, self.METRICS, self.SUMMARY, self.WEIGHTS)
+        for name in (*earlier, self.EVALUATION, self.SEARCH, self.CURVE, self.REPORT):
             (path / name).unlink(missing_ok=True)
         files.write(path / self.METRICS, b"")
 
@@ -101,6 +104,10 @@ class RunFolder:
         """Whether the run went to its end."""
         return (self.path / self.SUMMARY).is_file()
 
+    def write_trials(self, trials: Sequence[Trial]) -> None:
+        """What the search for the learning rate has tried so far."""
+        files.write_json(self.path / self.SEARCH, [trial.as_json() for trial in trials])
+
     def save_weights(self, net: torch.nn.Module) -> None:
         """The network's state in safetensors, which holds tensors and nothing that could run."""
         # Copies, as a file must not hold the same memory twice.
@@ -134,3 +141,14 @@ def read_config(path: Path, *, device: str | None = None) -> TrainConfig:
         raise InputError(f"'{file}' is not the configuration of a run; put it back, or train anew")
     values = stored["config"] if device is None else {**stored["config"], "device": device}
     return TrainConfig.from_json(values, f"'{file}'")
+
+
+def read_trials(path: Path) -> list[Trial]:
+    """What the search for the learning rate had tried in the folder ``path``."""
+    file = path / RunFolder.SEARCH
+    if not file.is_file():
+        return []
+    try:
+        return [Trial.from_json(trial) for trial in json.loads(file.read_bytes())]
+    except (ValueError, TypeError, AttributeError):
+        raise InputError(f"'{file}' holds no trials of a search; remove it, and the search begins anew") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any, final
@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 from torch import Generator, Tensor
 
+from flipgrad.bounds import bound_losses, mean_losses
 from flipgrad.data import AUGMENTATIONS, DataSet, Split
 from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
@@ -30,6 +31,8 @@ from flipgrad.training.seeds import Stream, generator, stream_seed
 INITIAL_BATCH = 256
 # Reading a number from a GPU makes the processor wait for it, so there divergence is looked for less often.
 CHECK_EVERY_ON_GPU = 50
+# What is minimised, by name: losses [B] of a batch from so many draws.
+LOSSES: dict[str, Callable[..., Tensor]] = {"expected": mean_losses, "bound": bound_losses}
 # The name of what is not the network's among the layers.
 ESTIMATOR = "estimator"
 
@@ -83,6 +86,7 @@ class Trainer:
         self._order = self._new_order()
         # The squared gradient norms of the layers, and the method's own loss, added up over the epoch's updates.
         self._sums = torch.zeros(len(self._layers) + 1, dtype=torch.float64, device=self._device)
+        self._loss = self._sums[-1].clone()
         self._seconds = 0.0
         self._mark: float | None = None
 
@@ -126,23 +130,24 @@ class Trainer:
         """Add the estimated gradient of ``factor`` times the sum of the ``examples``' losses."""
         x = self._augment(self._train.x[examples], self._background, self._augmenting)
         objective = CrossEntropy(self._train.y[examples])
-        draws = self.config.samples
-        for draw in range(draws):
-            with self._processes.accumulating(self._model, draw + 1 < draws):
-                with self._precision():
-                    losses = self._model(
-                        x, objective, estimator=self._estimator, generator=self._noise, noise=noise, index=examples
-                    )
-                total = losses.sum()
-                self._processes.backward(total * (factor / draws))
-            if factor:
-                self._sums[-1] += total.detach() / draws
+        how: dict[str, Any] = {"estimator": self._estimator, "generator": self._noise, "noise": noise, "index": examples}
+        with self._precision():
+            losses = LOSSES[self.config.objective](self._model, x, objective, self.config.samples, **how).sum()
+        self._processes.backward(losses * factor)
+        # A process without examples of its own has looked at one of another's.
+        self._loss = losses.detach() * (factor > 0)
+        self._sums[-1] += self._loss
+
+    def batch_loss(self) -> float:
+        """The method's own loss of the last batch, per example. Every process has to ask for it."""
+        size = min(self.config.batch_size, len(self._train) - (self.updates_done - 1) * self.config.batch_size)
+        return float(self._processes.sum(self._loss)) / size
 
     def finish_epoch(self) -> dict[str, Any]:
         """Evaluate the network and begin the next epoch.
 
         Returns:
-            The epoch's metrics: ``train_loss`` is the running mean of the method's own objective, ``gradient_norm`` the root
+            The epoch's metrics: ``objective`` is the running mean of the method's own objective, ``gradient_norm`` the root
             mean square over updates of each layer's gradient norm; the rest is from the validation images, or the test images
             where there are none.
 
@@ -161,12 +166,10 @@ class Trainer:
         done = self.epoch + 1
         evaluation = self.evaluate(self._held_out, done)
         norms = {name: math.sqrt(total / self.updates) for name, total in zip(self._layers, sums, strict=False)}
-        self.epoch, self.updates_done, self._seconds, self._mark = done, 0, 0.0, None
-        self._sums.zero_()
-        self._order = self._new_order()
+        self.next_epoch()
         return {
             "epoch": done,
-            "train_loss": loss,
+            "objective": loss,
             "lr": last_rate,
             "seconds": seconds,
             "images_per_second": len(self._train) / seconds,
@@ -174,6 +177,12 @@ class Trainer:
             **asdict(evaluation),
             "gradient_norm": norms,
         }
+
+    def next_epoch(self) -> None:
+        """Begin the next epoch without a look at this one."""
+        self.epoch, self.updates_done, self._seconds, self._mark = self.epoch + 1, 0, 0.0, None
+        self._sums.zero_()
+        self._order = self._new_order()
 
     def evaluate(self, split: str, epoch: int) -> Evaluation:
         """The numbers on "test" or "validation"; every process looks at a part of the images."""
