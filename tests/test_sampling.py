@@ -84,6 +84,13 @@ def test_compiled_code_draws_where_it_is_worth_it_and_noise_is_new(monkeypatch):
     assert compiled_draws(Stream(0), a, 4) is None
 
 
+@pytest.mark.parametrize(("randomness", "different"), [("different", 3), ("same", 1)])
+def test_a_generator_under_vmap_obeys_its_rule_of_randomness(randomness, different):
+    a = torch.zeros(3, WORTH_IT)
+    x = torch.vmap(lambda a: states(fresh(None), fg.Logistic(), a), randomness=randomness)(a)
+    assert len(x.unique(dim=0)) == different
+
+
 def test_handed_in_noise_decides():
     z = torch.tensor([0.5, -0.5, 0.0])
     assert torch.equal(states(given(z), fg.Logistic(), torch.zeros(3)), torch.tensor([-1.0, 1.0, 1.0]))

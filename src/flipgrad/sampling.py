@@ -61,7 +61,9 @@ class Fresh:
 
     def compiled(self, a: Tensor, count: int) -> tuple[int, int] | None:
         """See :func:`compiled_draws`."""
-        if a.numel() * count < WORTH_IT:
+        # Under torch.func transforms the generator gives no number but a tensor for all draws, by their rules of randomness.
+        transformed = torch._C._functorch.maybe_current_level() is not None
+        if transformed or a.numel() * count < WORTH_IT:
             return None
         return int(torch.randint(2**62, (), generator=self.generator)), 0
 
