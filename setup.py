@@ -30,7 +30,8 @@ setup(
             language="c++",
             # Neither -ffast-math nor -march: results must be precise, and the code picks instructions when it runs.
             extra_compile_args=["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pthread"],
-            extra_link_args=["-pthread"],
+            # Where dlsym is not in the C library, it is in libdl.
+            extra_link_args=["-pthread", "-ldl"],
             # A failure is reported, and flipgrad.flips.native.reason() says that the library is missing.
             optional=True,
         )

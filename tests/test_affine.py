@@ -155,6 +155,35 @@ def test_linear_flip_product_takes_any_leading_dimensions(shape):
     assert_same(actual, expected.detach().view(shape))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("noise", [Logistic(1.3), Normal()], ids=str)
+def test_flip_product_of_examples_next_to_each_other_in_memory(dtype, noise):
+    layer = randomized(BinaryLinear(4, 5)).to(dtype)
+    x = states(3, 70, 4).to(dtype)
+    a = layer.affine()(x).detach()
+    grad = normal(*a.shape, seed=1).to(dtype)
+    apart = layer.affine().flip_product(x, a, grad, layer.weight.detach(), noise)
+    x, a, grad = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (x, a, grad))
+    together = layer.affine().flip_product(x, a, grad, layer.weight.detach(), noise)
+    assert together.stride() == x.stride()
+    torch.testing.assert_close(together, apart)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("outputs", [1, 5, 12, 13])
+def test_narrow_products_are_torchs(outputs, bias):
+    layer = randomized(BinaryLinear(4, outputs, bias))
+    x = normal(70, 4).requires_grad_()
+    a = layer.affine()(x)
+    expected = functional.linear(x, layer.weight, layer.bias)
+    assert_same(a, expected)
+    grad = normal(70, outputs, seed=1)
+    inputs = [x, *layer.parameters()]
+    for actual, wanted in zip(torch.autograd.grad(a, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True):
+        assert_same(actual, wanted)
+    assert_same(layer.affine().variance(x), functional.linear(x, layer.weight.square()))
+
+
 @st.composite
 def pooled_convolutions(draw) -> tuple[BinaryConv2d, list[nn.AvgPool2d], tuple[int, int], bool]:
     """A convolution behind one or two poolings, a size for them, and whether it must be refused."""

@@ -10,7 +10,7 @@ import torch
 import flipgrad as fg
 from flipgrad import sampling
 from flipgrad.flips import native
-from flipgrad.sampling import WORTH_IT, Fresh, Stream, fresh, given, states
+from flipgrad.sampling import WORTH_IT, Fresh, Stream, compiled_draws, fresh, given, states
 
 NOISES = [fg.Logistic(), fg.Logistic(0.5), fg.Normal(), fg.Laplace(), fg.Uniform(3.0)]
 
@@ -47,20 +47,48 @@ def test_the_same_generator_gives_the_same_states():
 def test_a_stream_goes_on():
     a = torch.zeros(1000)
     stream = Stream(3)
-    first, second = stream.states(fg.Logistic(), a), stream.states(fg.Logistic(), a)
+    first, second = states(stream, fg.Logistic(), a), states(stream, fg.Logistic(), a)
     assert not torch.equal(first, second)
-    assert torch.equal(Stream(3).states(fg.Logistic(), a), first)
+    assert torch.equal(states(Stream(3), fg.Logistic(), a), first)
 
 
 def test_a_stream_gives_every_vectorised_draw_its_own_states():
     def one(a: torch.Tensor) -> torch.Tensor:
-        return Stream(5).states(fg.Logistic(), a)
+        return states(Stream(5), fg.Logistic(), a)
 
     x = torch.vmap(one, randomness="different")(torch.zeros(8, 500))
     assert len(x.unique(dim=0)) == 8
     # Neighbouring draws agree in half their units, within five standard errors.
     agreement = (x[1:] == x[:-1]).double().mean()
     assert abs(agreement - 0.5) < 5 * 0.5 / math.sqrt(7 * 500)
+
+
+def test_draws_of_a_stream_do_not_overlap():
+    if not native.available():
+        pytest.skip(f"no compiled library: {native.reason()}")
+    a, stream, used = torch.zeros(3), Stream(7), []
+    for count in (1, 10, 1, 3):
+        seed, first = compiled_draws(stream, a, count)
+        assert seed == 7
+        used += range(first, first + count)
+    assert len(set(used)) == len(used)
+
+
+def test_compiled_code_draws_where_it_is_worth_it_and_noise_is_new(monkeypatch):
+    a = torch.zeros(WORTH_IT // 4)
+    assert compiled_draws(fresh(None), a, 3) is None
+    assert compiled_draws(given(a), a, 4) is None
+    assert (compiled_draws(fresh(None), a, 4) is not None) == native.available()
+    monkeypatch.setattr(native, "_library", None)
+    assert compiled_draws(fresh(None), a, 4) is None
+    assert compiled_draws(Stream(0), a, 4) is None
+
+
+@pytest.mark.parametrize(("randomness", "different"), [("different", 3), ("same", 1)])
+def test_a_generator_under_vmap_obeys_its_rule_of_randomness(randomness, different):
+    a = torch.zeros(3, WORTH_IT)
+    x = torch.vmap(lambda a: states(fresh(None), fg.Logistic(), a), randomness=randomness)(a)
+    assert len(x.unique(dim=0)) == different
 
 
 def test_handed_in_noise_decides():

@@ -79,8 +79,9 @@ class LinearMap(Affine):
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         if x.dim() == 3 and x.stride(-1) != 1:
             # Many batches whose examples lie side by side in memory: places of a convolution, as they are.
-            places = (t.transpose(1, 2)[..., None] for t in (x, a, grad))
-            return flips.conv2d(*places, weight[..., None, None], noise, tolerance=tolerance)[..., 0].transpose(1, 2)
+            units, a, grad = (t.transpose(1, 2)[..., None] for t in (x, a, grad))
+            u = flips.conv2d(units, a, grad, weight[..., None, None], noise, tolerance=tolerance)
+            return u[..., 0].transpose(1, 2)
         states, a, grad = (t.reshape(-1, t.shape[-1]) for t in (x, a, grad))
         return flips.linear(states, a, grad, weight, noise, tolerance=tolerance).reshape(x.shape)
 

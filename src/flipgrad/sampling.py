@@ -15,7 +15,7 @@ from flipgrad.errors import InputError
 from flipgrad.flips import native
 from flipgrad.noise import Noise, sign
 
-# From so many units on, compiled sampling is worth its call.
+# From so many draws on, compiled sampling is worth its call.
 WORTH_IT = 2**13
 
 
@@ -28,9 +28,20 @@ class Draw(Protocol):
 def states(draw: Draw, noise: Noise, a: Tensor) -> Tensor:
     """States sign(a - Z) with the source's noise, without a gradient."""
     a = a.detach()
-    if isinstance(draw, Fresh | Stream):
-        return draw.states(noise, a)
-    return sign(a - draw(noise, a))
+    numbers = compiled_draws(draw, a)
+    if numbers is None:
+        return sign(a - draw(noise, a))
+    return native.sample_states(a, noise, *numbers)
+
+
+def compiled_draws(draw: Draw, a: Tensor, count: int = 1) -> tuple[int, int] | None:
+    """A seed, and the first of ``count`` offsets of it, for compiled code to draw for units like ``a``.
+
+    None where torch is to draw: from noise that is handed in, and where compiled code cannot or need not.
+    """
+    if not isinstance(draw, Fresh | Stream) or not native.usable(a):
+        return None
+    return draw.compiled(a, count)
 
 
 def fresh(generator: Generator | None) -> Fresh:
@@ -48,12 +59,13 @@ class Fresh:
     def __call__(self, noise: Noise, a: Tensor, /) -> Tensor:
         return noise.sample_like(a, generator=self.generator)
 
-    def states(self, noise: Noise, a: Tensor) -> Tensor:
-        """States of units with pre-activations ``a``."""
-        if not native.usable(a) or a.numel() < WORTH_IT:
-            return noise.sample_sign(a, self.generator)
-        seed = int(torch.randint(2**62, (), generator=self.generator))
-        return native.sample_states(a, noise, seed)
+    def compiled(self, a: Tensor, count: int) -> tuple[int, int] | None:
+        """See :func:`compiled_draws`."""
+        # Under torch.func transforms the generator gives no number but a tensor for all draws, by their rules of randomness.
+        transformed = torch._C._functorch.maybe_current_level() is not None
+        if transformed or a.numel() * count < WORTH_IT:
+            return None
+        return int(torch.randint(2**62, (), generator=self.generator)), 0
 
 
 @final
@@ -75,12 +87,10 @@ class Stream:
     def __call__(self, noise: Noise, a: Tensor, /) -> Tensor:
         return noise.sample_like(a, generator=self.generator)
 
-    def states(self, noise: Noise, a: Tensor) -> Tensor:
-        """States of units with pre-activations ``a``."""
-        if not native.usable(a):
-            return noise.sample_sign(a, self.generator)
-        self._count += 1
-        return native.sample_states(a, noise, self.seed, self._count)
+    def compiled(self, a: Tensor, count: int) -> tuple[int, int]:
+        """See :func:`compiled_draws`."""
+        self._count += count
+        return self.seed, self._count - count + 1
 
 
 def given(z: Tensor) -> Draw:

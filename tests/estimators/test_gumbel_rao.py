@@ -9,7 +9,12 @@ from local_checks import NAMES, assert_is, literal, seeded, straight
 import flipgrad as fg
 import reference
 from flipgrad.estimators._draws import conditional
+from flipgrad.flips import native
+from flipgrad.layers import LayerCall
+from flipgrad.sampling import Stream, fresh
 from reference import build, chain
+
+compiled = pytest.mark.skipif(not native.available(), reason=native.reason() or "compiled")
 
 
 def states(samples, t):
@@ -97,6 +102,54 @@ def test_more_samples_have_less_variance():
         states = layer(x, estimator=fg.GumbelRao(samples, 0.3), generator=seeded())
         spread[samples] = torch.autograd.grad(states.sum(), x)[0].var()
     assert spread[20] < 0.5 * spread[1]
+
+
+def slopes_and_states(estimator, noise, bias, draw):
+    """20,000 independent slopes in the pre-activation ``bias``, and the states they were drawn for."""
+    layer = fg.BinaryLinear(1, 1, noise=noise)
+    x = torch.full((20_000, 1), bias, requires_grad=True)
+    call = LayerCall(layer, x, False, lambda x: x, draw)
+    states = estimator.states(call)
+    return torch.autograd.grad(states.sum(), x)[0].double(), states.detach()
+
+
+@compiled
+@pytest.mark.parametrize("source", [lambda: fresh(seeded()), lambda: Stream(3)], ids=["fresh", "stream"])
+@pytest.mark.parametrize(("scale", "t"), [(1.0, 1.0), (2.0, 0.5)])
+@pytest.mark.parametrize("bias", [-1.2, 0.0, 4.0])
+def test_compiled_slopes_have_the_distribution_of_the_formula(bias, scale, t, source, monkeypatch):
+    """Means and mean squares for either state, each within 5 standard errors: 48 comparisons, a false alarm once in 30,000."""
+    noise, estimator, kernel, calls = fg.Logistic(scale), fg.GumbelRao(3, t), native.mean_slopes, []
+    monkeypatch.setattr(native, "mean_slopes", lambda *arguments: (calls.append(1), kernel(*arguments))[1])
+    fast = slopes_and_states(estimator, noise, bias, source())
+    assert calls
+    monkeypatch.setattr(native, "_library", None)
+    slow = slopes_and_states(estimator, noise, bias, source())
+    assert len(calls) == 1
+    for x in (1.0, -1.0):
+        one, other = (slopes[states == x] for slopes, states in (fast, slow))
+        assert min(len(one), len(other)) > 100
+        for power in (1, 2):
+            a, b = one**power, other**power
+            assert (a.mean() - b.mean()).abs() < 5 * (a.var() / len(a) + b.var() / len(b)).sqrt()
+
+
+def test_float64_and_other_noises_do_without_compiled_code(monkeypatch):
+    monkeypatch.setattr(native, "mean_slopes", None)
+    for dtype, noise in ((torch.float64, fg.Logistic()), (torch.float32, fg.Normal())):
+        layer = fg.BinaryLinear(2, 1000, noise=noise).to(dtype)
+        layer(torch.ones(1, 2, dtype=dtype), estimator=fg.GumbelRao(), generator=seeded()).sum().backward()
+
+
+@compiled
+def test_the_generator_decides_on_compiled_slopes():
+    layer, x = fg.BinaryLinear(2, 1000), torch.ones(1, 2)
+
+    def gradient(seed):
+        return torch.autograd.grad(layer(x, estimator=fg.GumbelRao(), generator=seeded(seed)).sum(), layer.bias)[0]
+
+    assert torch.equal(gradient(1), gradient(1))
+    assert not torch.equal(gradient(1), gradient(2))
 
 
 def test_refuses_handed_in_noise():

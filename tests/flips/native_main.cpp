@@ -130,7 +130,7 @@ bool samples_right(Sample sample, int64_t count) {
   std::vector<T> first;
   for (int64_t threads : {1, 3}) {
     for (int64_t portable : {0, 1}) {
-      const SampleProblem p{count, 7, 11, 1.0, threads, portable};
+      const SampleProblem p{count, 7, 11, 1.0, threads, portable, 1, 1.0};
       Memory<T> states = numbers<T>(count, 1e30);
       if (sample(&p, given.get(), states.get()) != 0) return false;
       for (int64_t i = 0; i < count; ++i) {
@@ -144,6 +144,32 @@ bool samples_right(Sample sample, int64_t count) {
 }
 
 bool close(double actual, double right) { return std::fabs(actual - right) <= 1e-5 * std::fabs(right) + 1e-30; }
+
+// Mean slopes of two draws, given x a, from the random numbers of Philox.
+bool slopes_right(int64_t count, double scale, double t) {
+  const Memory<float> xa = numbers<float>(count, 10);
+  for (int64_t threads : {1, 3}) {
+    for (int64_t portable : {0, 1}) {
+      const SampleProblem p{count, 7, 11, scale, threads, portable, 2, t};
+      Memory<float> slopes = numbers<float>(count, 1e30);
+      if (flipgrad_mean_slopes_f32(&p, xa.get(), slopes.get()) != 0) return false;
+      for (int64_t i = 0; i < count; ++i) {
+        double right = 0;
+        for (uint32_t offset : {11u, 12u}) {
+          const uint32_t counter[] = {static_cast<uint32_t>(i / 32 * 8 + i % 8), 0, offset, 0}, key[] = {7, 0};
+          uint32_t words[4];
+          flipgrad_philox(counter, key, words);
+          const double u = ((words[i % 32 / 8] >> 1) + 0.5) / 2147483648.0;
+          // exp(Z / scale) where the cdf of Z is u F(xa), and then exp((Z - xa) / t).
+          const double q = u * sigmoid(xa[i] / scale), r = std::pow(q / (1 - q), scale / t) * std::exp(-xa[i] / t);
+          right += r / ((1 + r) * (1 + r)) / t;
+        }
+        if (!close(slopes[i], right)) return false;
+      }
+    }
+  }
+  return true;
+}
 
 // The functions of pre-activations in the separable form, at two nodes, of which the second has an odd function too.
 bool features_right(int64_t images, int64_t block) {
@@ -209,6 +235,7 @@ int main() {
       {17, 1, 20, 33, 1, 1, {1, 1}, {1, 1}, {0, 0}, {1, 1}}, {2, 1, 96, 10, 4, 4, {1, 1}, {3, 3}, {0, 0}, {1, 1}},
       {0, 1, 4, 4, 3, 3, {3, 3}, {1, 1}, {1, 1}, {1, 1}},    {20, 2, 40, 17, 9, 3, {5, 3}, {2, 2}, {2, 1}, {1, 1}},
       {515, 1, 5, 5, 1, 1, {1, 1}, {1, 1}, {0, 0}, {1, 1}},  {9, 1, 16, 3, 1, 1, {1, 1}, {1, 1}, {0, 0}, {1, 1}},
+      {3, 1, 5, 4, 267, 1, {1, 1}, {1, 1}, {0, 0}, {1, 1}},
   };
   int failures = 0;
   for (const Shape& shape : shapes) {
@@ -222,6 +249,7 @@ int main() {
     failures += !samples_right<double>(flipgrad_sample_logistic_f64, count);
     failures += !samples_right<float>(flipgrad_sample_probability_f32, count);
     failures += !samples_right<double>(flipgrad_sample_probability_f64, count);
+    failures += !slopes_right(count, 1.5, 1.5) + !slopes_right(count, 1.5, 0.8);
   }
   for (int64_t block : {1, 7, 8, 33, 20000}) failures += !features_right(3, block) + !weights_right(block);
   failures += !features_right(0, 5) + !weights_right(0) + !combines_right(0) + !combines_right(20001);

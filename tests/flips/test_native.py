@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from flipgrad.errors import InputError
+from flipgrad.estimators._draws import conditional
 from flipgrad.flips import naive, native
 from flipgrad.noise import Laplace, Logistic, Normal, Uniform
 
@@ -309,6 +310,7 @@ def test_operators_pass_opcheck():
         torch.library.opcheck(operators.flip_conv2d_native.default, arguments)
         torch.library.opcheck(operators.sample_states_native.default, (tensors[1].float(), 1.0, 3, 4))
         torch.library.opcheck(operators.sample_states_from_probability_native.default, (tensors[1].sigmoid(), 3, 4))
+        torch.library.opcheck(operators.mean_slopes_native.default, (tensors[1].float(), 1.0, 0.5, 3, 4, 5))
 
 
 @compiled
@@ -330,6 +332,8 @@ def test_bad_input_is_refused():
         )
     with pytest.raises(InputError, match="seed=-1"):
         native.sample_states(a, Logistic(), -1)
+    with pytest.raises(InputError, match=r"offset=-2"):
+        native.mean_slopes(a, x, Logistic(), 1.0, 10, 0, -2)
 
 
 def test_missing_library_is_explained(monkeypatch, tmp_path):
@@ -358,6 +362,12 @@ def philox(counter: list[int], key: list[int]) -> list[int]:
     return [c0, c1, c2, c3]
 
 
+def words(count: int, seed: int, offset: int) -> Tensor:
+    """The random number of 32 bits of every element: eight Philox counters of four words make 32 of them."""
+    key, upper = [seed % 2**32, seed >> 32], [offset % 2**32, offset >> 32]
+    return torch.tensor([philox([8 * (i // 32) + i % 8, 0, *upper], key)[i % 32 // 8] for i in range(count)])
+
+
 # The known answers of Random123.
 KNOWN = [
     ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
@@ -384,13 +394,8 @@ def test_philox_gives_the_known_answers(counter, key, answer):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_states_compare_philox_with_the_probability(dtype):
     seed, offset, count = 2**40 + 5, 2**33 + 9, 150
-    key, upper = [5, 2**8], [9, 2]
-    uniform = []
-    for i in range(count):
-        block, word, lane = i // 32, i % 32 // 8, i % 8
-        uniform.append(philox([8 * block + lane, 0, *upper], key)[word] / 2**32)
     a = 3 * normal(count).to(dtype)
-    u = torch.tensor(uniform, dtype=torch.float64)
+    u = words(count, seed, offset).double() / 2**32
     p = torch.sigmoid(a.double() / 2)
     # None is so close to its probability that rounding decides.
     assert float((u - p).abs().min()) > 1e-6
@@ -463,3 +468,72 @@ def test_states_of_half_precision():
     states = native.sample_states(a, Logistic(), 1)
     assert states.dtype == torch.bfloat16
     assert torch.equal(states.float(), native.sample_states(a.float(), Logistic(), 1))
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize(("scale", "t"), [(1.0, 1.0), (2.5, 2.5), (1.0, 0.02), (3.0, 0.5), (0.7, 20.0)])
+def test_mean_slopes_are_their_formula_of_the_same_numbers(scale, t):
+    samples, seed, offset, noise = 3, 2**40 + 5, 2**32 - 2, Logistic(scale)
+    size = torch.tensor([0.0, 1e-3, 0.1, 0.7, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, 80.0, 100.0]).repeat(4)
+    a = scale * torch.cat([size, -size])
+    x = torch.tensor([1.0, 1.0, -1.0]).repeat(len(a) // 3)
+    u = torch.stack([words(len(a), seed, offset + k) >> 1 for k in range(samples)]).double().add(0.5) / 2**31
+    z = conditional(noise, a.double(), x.double(), noise.icdf(u))
+    expected = 2 * Logistic(t).pdf(a.double() - z).mean(0)
+    slopes = native.mean_slopes(a, x, noise, t, samples, seed, offset)
+    # Rounding moves the exponent (a - z) / t. Near the smallest normal number there are no digits.
+    tolerance = 1e-6 + 2e-7 * (scale + a.abs() + z.abs().max(0).values) / t
+    assert bool(((slopes - expected).abs() <= tolerance * expected + 1e-36 / t).all())
+    # Not only those that vanish.
+    assert int((expected > 1e-30).sum()) > len(a) / 2
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("t", [1.0, 0.6])
+@pytest.mark.parametrize("count", [0, 1, 31, 33, 100_003])
+def test_mean_slopes_depend_on_seed_offset_and_index_alone(count, t):
+    a = 3 * normal(count).float()
+    x = native.sample_states(a, Logistic(), 1)
+
+    def slopes(a: Tensor, x: Tensor, seed: int = 5, offset: int = 6) -> Tensor:
+        return native.mean_slopes(a, x, Logistic(), t, 4, seed, offset)
+
+    whole = slopes(a, x)
+    assert bool(((whole > 0) & (whole <= 1 / (2 * t) * (1 + 1e-6))).all())
+    for threads in (2, 4):
+        torch.set_num_threads(threads)
+        assert torch.equal(slopes(a, x), whole)
+    half = count // 2
+    assert torch.equal(slopes(a[:half], x[:half]), whole[:half])
+    assert torch.equal(slopes(torch.stack([a, a], 1)[:, 1], x), whole)
+    draws = torch.vmap(slopes)(a[: 2 * half].view(2, half), x[: 2 * half].view(2, half))
+    assert torch.equal(draws.flatten(), whole[: 2 * half])
+    # The mean over consecutive offsets.
+    one_by_one = [native.mean_slopes(a, x, Logistic(), t, 1, 5, offset) for offset in range(6, 10)]
+    torch.testing.assert_close(torch.stack(one_by_one).mean(0), whole)
+    if count > 1:
+        assert not torch.equal(slopes(a, x, seed=4), whole)
+        assert not torch.equal(slopes(a, x, offset=7), whole)
+
+
+@compiled
+def test_mean_slopes_of_other_precisions_are_computed_in_float32():
+    a = normal(100)
+    x = a.sign()
+    for dtype in (torch.bfloat16, torch.float64):
+        slopes = native.mean_slopes(a.to(dtype), x.to(dtype), Logistic(), 0.5, 2, 1)
+        assert slopes.dtype == dtype
+        assert torch.equal(slopes, native.mean_slopes(a.to(dtype).float(), x.float(), Logistic(), 0.5, 2, 1).to(dtype))
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("t", [1.0, 0.5, 1e-12])
+def test_mean_slopes_of_extreme_pre_activations(t):
+    a = torch.tensor([torch.inf, -torch.inf, 3e38, -3e38, 0.0, torch.nan])
+    for x in (torch.ones(6), -torch.ones(6)):
+        slopes = native.mean_slopes(a, x, Logistic(), t, 1000, 1)
+        assert bool(torch.isfinite(slopes[:5]).all())
+        assert bool(slopes[5].isnan())

@@ -37,7 +37,7 @@ def gradeval() -> dict[str, Any]:
     single_pass = []
     for name, estimator in measure.by_name(list(ESTIMATORS), lambda: torch.zeros(1)).items():
         sampler = Sampler(problem, estimator, [0], workers)
-        # One evaluation of the network, with one noise per unit.
+        # One evaluation of the network and no further work that grows with it.
         once = estimator.passes(3) == 1 and not estimator.cost
         if once:
             single_pass.append(name)

@@ -22,13 +22,16 @@ struct FlipProblem {
   int64_t portable;
 };
 
-// Counter-based sampling of `count` states: element i of the draw (seed, offset) is the same however it is computed.
+// Counter-based sampling for `count` units: the random number of unit i in the draw (seed, offset) is always the same.
 struct SampleProblem {
   int64_t count;
   uint64_t seed, offset;
   double scale;
   int64_t threads;
   int64_t portable;
+  // For mean slopes: the number of draws, whose offsets follow one another, and the temperature.
+  int64_t draws;
+  double t;
 };
 
 // The functions of the pre-activations in the separable flip product, for images of `block` elements each: those of `evens`
@@ -68,6 +71,10 @@ int flipgrad_sample_logistic_f64(const SampleProblem* problem, const double* a, 
 // The same for given probabilities.
 int flipgrad_sample_probability_f32(const SampleProblem* problem, const float* p, float* states);
 int flipgrad_sample_probability_f64(const SampleProblem* problem, const double* p, double* states);
+
+// For given x a, x states and Z logistic noise of that scale: the mean over draws of Z with sign(a - Z) = x of the slope in a of
+// tanh((a - Z) / 2t).
+int flipgrad_mean_slopes_f32(const SampleProblem* problem, const float* xa, float* slopes);
 
 // One block of Philox-4x32-10, for its known answers.
 void flipgrad_philox(const uint32_t* counter, const uint32_t* key, uint32_t* out);

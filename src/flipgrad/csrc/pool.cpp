@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <dlfcn.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -86,6 +88,35 @@ class Pool {
   void* context_ = nullptr;
 };
 
+// One piece of work for all threads of a team, who take numbers as they come.
+struct Shared {
+  const int64_t tasks;
+  const Task task;
+  void* const context;
+  std::atomic<int64_t> next_task{0}, next_thread{0};
+
+  static void work(void* data) {
+    Shared& shared = *static_cast<Shared*>(data);
+    const int64_t thread = shared.next_thread.fetch_add(1, std::memory_order_relaxed);
+    for (int64_t i; (i = shared.next_task.fetch_add(1, std::memory_order_relaxed)) < shared.tasks;)
+      shared.task(shared.context, i, thread);
+  }
+};
+
+// Starts a team of OpenMP threads: GCC's interface, which LLVM's and Intel's runtimes have as well.
+using StartTeam = void (*)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
+
+// A child of fork has none of its parent's threads, of which OpenMP knows nothing.
+std::atomic<bool> forked{false};
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
+// The OpenMP runtime that torch has loaded, if any. Its threads stay awake for a while between torch's operations: they are at
+// once at work here, while threads of our own would have to wait until they leave the cores.
+StartTeam start_team() {
+  static const auto found = reinterpret_cast<StartTeam>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+  return forked ? nullptr : found;
+}
+
 std::atomic<Pool*> current{nullptr};
 
 // The pool of this process. A child of fork inherits the pool without its threads, and perhaps with a locked mutex: it
@@ -107,7 +138,13 @@ int64_t thread_limit(int64_t threads, int64_t tasks) { return std::max<int64_t>(
 
 void run(int64_t tasks, int64_t threads, Task task, void* context) {
   threads = thread_limit(threads, tasks);
-  if (threads > 1 && pool().try_run(tasks, threads, task, context)) return;
+  if (threads > 1) {
+    if (const StartTeam start = start_team()) {
+      Shared shared{tasks, task, context};
+      return start(Shared::work, &shared, static_cast<unsigned>(threads), 0);
+    }
+    if (pool().try_run(tasks, threads, task, context)) return;
+  }
   for (int64_t i = 0; i < tasks; ++i) task(context, i, 0);
 }
 

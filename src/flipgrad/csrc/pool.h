@@ -1,4 +1,4 @@
-// A pool of threads that share numbered tasks.
+// Threads that share numbered tasks: those of torch where they can be had, else a pool of our own.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Sampling of states: entry points, and the split over threads.
+// Sampling of states, and of slopes given states: entry points, and the split over threads.
 #include <algorithm>
 #include <cstdint>
 #include <new>
@@ -13,7 +13,7 @@ namespace {
 #define FLIPGRAD_KERNELS "sample_kernels.inc"
 #include "for_each_target.inc"
 
-// Blocks of 32 elements in one task: about 20 microseconds of work.
+// Blocks of 32 elements in one task: about 20 microseconds of work for every draw.
 constexpr int64_t kBlocksPerTask = 512;
 
 template <class T>
@@ -45,13 +45,19 @@ int sample(const SampleProblem& p, const T* given, T* out, decltype(Draw<T>::ran
 
 template <class T>
 int sample_logistic(const SampleProblem& p, const T* a, T* out) {
-  return sample<T>(p, a, out, portable::draw_range<portable::FromLogistic, T>, fastest::draw_range<fastest::FromLogistic, T>);
+  return sample<T>(p, a, out, portable::draw_range<portable::States<portable::FromLogistic>, T>, fastest::draw_range<fastest::States<fastest::FromLogistic>, T>);
 }
 
 template <class T>
 int sample_probability(const SampleProblem& p, const T* given, T* out) {
-  return sample<T>(p, given, out, portable::draw_range<portable::FromProbability, T>,
-                   fastest::draw_range<fastest::FromProbability, T>);
+  return sample<T>(p, given, out, portable::draw_range<portable::States<portable::FromProbability>, T>,
+                   fastest::draw_range<fastest::States<fastest::FromProbability>, T>);
+}
+
+template <bool kPower1>
+int mean_slopes(const SampleProblem& p, const float* xa, float* out) {
+  return sample<float>(p, xa, out, portable::draw_range<portable::MeanSlopes<kPower1>, float>,
+                       fastest::draw_range<fastest::MeanSlopes<kPower1>, float>);
 }
 
 }  // namespace
@@ -71,6 +77,11 @@ int flipgrad_sample_probability_f32(const SampleProblem* problem, const float* p
 
 int flipgrad_sample_probability_f64(const SampleProblem* problem, const double* p, double* states) {
   return flipgrad::sample_probability(*problem, p, states);
+}
+
+int flipgrad_mean_slopes_f32(const SampleProblem* problem, const float* xa, float* slopes) {
+  return problem->scale == problem->t ? flipgrad::mean_slopes<true>(*problem, xa, slopes)
+                                      : flipgrad::mean_slopes<false>(*problem, xa, slopes);
 }
 
 void flipgrad_philox(const uint32_t* counter, const uint32_t* key, uint32_t* out) {

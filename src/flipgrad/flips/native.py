@@ -62,6 +62,8 @@ class _SampleProblem(ctypes.Structure):
         ("scale", ctypes.c_double),
         ("threads", ctypes.c_int64),
         ("portable", ctypes.c_int64),
+        ("draws", ctypes.c_int64),
+        ("t", ctypes.c_double),
     )
 
 
@@ -99,6 +101,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         library.flipgrad_features_f32.argtypes = [ctypes.POINTER(_FeatureProblem), *[ctypes.c_void_p] * 4]
         library.flipgrad_combine_f32.argtypes = [ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3]
         library.flipgrad_weights_f32.argtypes = [ctypes.POINTER(_WeightProblem), *[ctypes.c_void_p] * 2]
+        library.flipgrad_mean_slopes_f32.argtypes = [ctypes.POINTER(_SampleProblem), *[ctypes.c_void_p] * 2]
         for suffix in _SUFFIX.values():
             getattr(library, f"flipgrad_flip_{suffix}").argtypes = [ctypes.POINTER(_FlipProblem), *[ctypes.c_void_p] * 5]
             for of in ("logistic", "probability"):
@@ -177,9 +180,10 @@ def conv2d(
 def sample_states(a: Tensor, noise: Noise, seed: int, offset: int = 0) -> Tensor:
     """States +1 with probability F(a), else -1, from counter-based random numbers.
 
-    A state depends on the seed, the offset, its place in memory and its pre-activation alone. Take another offset for every draw of one
-    seed. A uniform number of 32 bits is compared with the probability, so that probabilities are rounded to 2**-32; the
-    smaller one of F(a) and F(-a) has, besides, a relative error of about 2e-7 (logistic noise computes it in float32).
+    A state depends on the seed, the offset, its place in memory and its pre-activation alone. Take another offset for every
+    draw of one seed. A uniform number of 32 bits is compared with the probability, so that probabilities are rounded to
+    2**-32; the smaller one of F(a) and F(-a) has, besides, a relative error of about 2e-7 (logistic noise computes it in
+    float32).
 
     Args:
         a: pre-activations of any shape.
@@ -205,6 +209,33 @@ def sample_states_from_probability(probability: Tensor, seed: int, offset: int =
     _check_not_negative(seed=seed, offset=offset)
     states: Tensor = torch.ops.flipgrad.sample_states_from_probability_native(probability, seed, offset)
     return states
+
+
+def mean_slopes(a: Tensor, x: Tensor, noise: Logistic, t: float, samples: int, seed: int, offset: int = 0) -> Tensor:
+    r"""Slopes of concrete units, averaged over noise that leads to their states.
+
+    .. math:: \frac1K \sum_{k=1}^K \frac{\partial}{\partial a} \tanh\Big(\frac{a - Z_k}{2t}\Big), \quad
+        Z_k \sim p(Z \mid \mathrm{sign}(a - Z) = x)
+
+    The random number behind :math:`Z_k` is that of :func:`sample_states` with ``offset`` + k - 1, less its last bit.
+    Computed in float32; terms below the smallest normal number have no digits.
+
+    Args:
+        a: pre-activations of any shape.
+        x: their states.
+        noise: of Z.
+        t: the temperature.
+        samples: the number K.
+        seed: from 0 to 2**63 - 1.
+        offset: likewise; the call takes ``samples`` of them.
+
+    Returns:
+        The slopes, with the shape, dtype and layout of ``a``.
+    """
+    _check(noise, a=a, x=x)
+    _check_not_negative(seed=seed, offset=offset)
+    slopes: Tensor = torch.ops.flipgrad.mean_slopes_native(x * a, noise.scale, t, samples, seed, offset)
+    return slopes
 
 
 def logistic_features(
@@ -377,24 +408,29 @@ def _largest(t: Tensor) -> float:
     return max(-low.item(), high.item())
 
 
-def _sample(of: str, t: Tensor, scale: float, seed: int, offset: int) -> Tensor:
-    dtype = _computed_in(t.dtype)
+def _sample(
+    function: str, given: Tensor, dtype: torch.dtype, scale: float, seed: int, offset: int, draws: int = 1, t: float = 1.0
+) -> Tensor:
     # Numbered as they lie in memory, so that no layout is copied but one with gaps.
-    states = torch.empty_like(t, dtype=dtype)
-    given = t.detach().to(dtype)
-    if given.stride() != states.stride():
-        given = torch.empty_like(states).copy_(given)
-    problem = _SampleProblem(given.numel(), seed, offset, scale, torch.get_num_threads(), PORTABLE)
-    _check_memory(_function(f"sample_{of}", dtype)(ctypes.byref(problem), given.data_ptr(), states.data_ptr()))
-    return states.to(t.dtype)
+    out = torch.empty_like(given, dtype=dtype)
+    numbers = given.detach().to(dtype)
+    if numbers.stride() != out.stride():
+        numbers = torch.empty_like(out).copy_(numbers)
+    problem = _SampleProblem(out.numel(), seed, offset, scale, torch.get_num_threads(), PORTABLE, draws, t)
+    _check_memory(_function(function, dtype)(ctypes.byref(problem), numbers.data_ptr(), out.data_ptr()))
+    return out.to(given.dtype)
 
 
 def _sample_logistic(a: Tensor, scale: float, seed: int, offset: int) -> Tensor:
-    return _sample("logistic", a, scale, seed, offset)
+    return _sample("sample_logistic", a, _computed_in(a.dtype), scale, seed, offset)
 
 
 def _sample_probability(probability: Tensor, seed: int, offset: int) -> Tensor:
-    return _sample("probability", probability, 1.0, seed, offset)
+    return _sample("sample_probability", probability, _computed_in(probability.dtype), 1.0, seed, offset)
+
+
+def _mean_slopes(xa: Tensor, scale: float, t: float, samples: int, seed: int, offset: int) -> Tensor:
+    return _sample("mean_slopes", xa, torch.float32, scale, seed, offset, samples, t)
 
 
 def _function(name: str, dtype: torch.dtype) -> ctypes._NamedFuncPointer:
@@ -437,6 +473,12 @@ _OPERATORS = (
         _sample_probability,
         _fake_alike,
     ),
+    (
+        "mean_slopes_native",
+        "(Tensor xa, float scale, float t, int samples, int seed, int offset) -> Tensor",
+        _mean_slopes,
+        _fake_alike,
+    ),
 )
 for _name, _schema, _implementation, _fake in _OPERATORS:
     torch.library.define(f"flipgrad::{_name}", _schema, tags=torch.Tag.pt2_compliant_tag)
@@ -458,3 +500,4 @@ def _vmap(name: str) -> None:
 
 _vmap("sample_states_native")
 _vmap("sample_states_from_probability_native")
+_vmap("mean_slopes_native")
