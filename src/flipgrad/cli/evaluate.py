@@ -37,6 +37,6 @@ def evaluate(
     file = run / RunFolder.EVALUATION
     content = {"splits": {name: asdict(result) for name, result in results.items()}, **predictions, "seed": seed}
     files.write_json(file, {**content, **files.provenance()})
-    console = Console()
+    console = Console(markup=False, highlight=False)
     console.print(evaluation_table({f"{name.capitalize()} images": result for name, result in results.items()}))
-    console.print(f"Numbers and examples are in {file}, and on the page {plots.report(run)}", highlight=False, soft_wrap=True)
+    console.print(f"Numbers and examples are in {file}, and on the page {plots.report(run)}", soft_wrap=True)

@@ -151,7 +151,7 @@ def train(
     tensorboard: Annotated[
         bool,
         typer.Option(
-            "--tensorboard", help="Write for TensorBoard, too: pip install 'flipgrad[tensorboard]'.", rich_help_panel=STORE
+            "--tensorboard", help="Write for TensorBoard, too: pip install 'flipgrad\\[tensorboard]'.", rich_help_panel=STORE
         ),
     ] = False,
 ) -> None:
@@ -209,7 +209,8 @@ class _Command:
 
 def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minutes: float, tensorboard: bool) -> None:
     first = launched_rank() == 0
-    console = Console(quiet=not first)
+    # A path may have brackets in it, which are no markup.
+    console = Console(quiet=not first, markup=False, highlight=False)
     torch.set_num_threads(config.threads)
     with ExitStack() as stack:
         # Mistakes are told before the processes wait for one another, and before anything is written.
@@ -223,7 +224,7 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
         done = 0 if checkpoint is None else int(checkpoint.facts.get("epoch", 0))
         if (path / RunFolder.SUMMARY).is_file() and done == config.epochs:
             message = f"The run in {path} is finished: {config.epochs} epochs. More: --epochs N"
-            console.print(message, highlight=False, soft_wrap=True)
+            console.print(message, soft_wrap=True)
             return
         board = stack.enter_context(closing(Board(path / "tensorboard", done))) if tensorboard and first else None
         command = _Command(path, folder, console, stack.enter_context(closing(connect(config.device))))
@@ -236,7 +237,7 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
             _draw(folder)
             console.print(evaluation_table({"Test images": evaluation}))
             files = f"Weights, metrics, {folder.CURVE} and {folder.REPORT} are in {path}"
-            console.print(files, highlight=False, soft_wrap=True)
+            console.print(files, soft_wrap=True)
 
 
 def _search(config: TrainConfig, data: DataSet, command: _Command, done: list[Trial]) -> TrainConfig:
@@ -245,7 +246,7 @@ def _search(config: TrainConfig, data: DataSet, command: _Command, done: list[Tr
     if folder is not None:
         # With "auto" in it: an interrupted search goes on with --resume.
         folder.write_config(config, processes=command.processes.size)
-    command.console.print(f"Searching for the learning rate, {config.search_trials} trials:", highlight=False)
+    command.console.print(f"Searching for the learning rate, {config.search_trials} trials:")
     with working(command.console, patient=command.processes.size > 1) as work:
 
         def report(updates: int, total: int, trials: Sequence[Trial]) -> None:
@@ -262,7 +263,7 @@ def _search(config: TrainConfig, data: DataSet, command: _Command, done: list[Tr
             trial_done=folder.write_trials if folder else lambda trials: None,
             stop=lambda: work.interrupted,
         )
-    command.console.print(f"The best of {len(result.trials)} rates is {result.rate:.3g}", highlight=False)
+    command.console.print(f"The best of {len(result.trials)} rates is {result.rate:.3g}")
     return replace(config, lr=result.rate)
 
 
@@ -279,8 +280,7 @@ def _train(
     label = for_training(config.estimator, 1)[0]
     command.console.print(
         f"{'Going on with' if checkpoint else 'Training on'} {len(data.train):,} images of {data.name} with {label}, "
-        f"{config.epochs} epochs{f', {processes.size} processes' if processes.size > 1 else ''}:",
-        highlight=False,
+        f"{config.epochs} epochs{f', {processes.size} processes' if processes.size > 1 else ''}:"
     )
     with working(command.console, patient=processes.size > 1) as work:
         return run_training(
@@ -305,8 +305,8 @@ def _explained(command: _Command) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         _draw(command.folder)
-        console.print(f"Interrupted. Everything is saved in {path}; go on with:", highlight=False, soft_wrap=True)
-        console.print(f"  {_go_on(path)}", highlight=False, soft_wrap=True)
+        console.print(f"Interrupted. Everything is saved in {path}; go on with:", soft_wrap=True)
+        console.print(f"  {_go_on(path)}", soft_wrap=True)
         raise
     except DivergenceError as error:
         _draw(command.folder)
