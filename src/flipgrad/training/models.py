@@ -142,7 +142,7 @@ def model(name: str, data: DataSet, width: float = 1.0, *, norm: NormName = "non
     """
     shape = tuple(data.train.x.shape[1:])
     if re.fullmatch(r"\d+(-\d+)*", name):
-        widths = _widened("model", width, [int(units) for units in name.split("-")])
+        widths = _widened("model", width, _checked([int(units) for units in name.split("-")]))
         layers = _connected(data.train.x[0].numel(), widths, _Layers(noise, norm))
         return Sequential(nn.Flatten(), *layers, head=nn.Linear(widths[-1], data.classes))
     if name not in MODELS:
@@ -183,9 +183,13 @@ class _Layers:
 
 
 def _connected(inputs: int, widths: Sequence[int], layer: _Layers) -> list[BinaryLinear]:
+    return [layer.linear(n, m) for n, m in pairwise([inputs, *_checked(widths)])]
+
+
+def _checked(widths: Sequence[int]) -> Sequence[int]:
     if not widths or min(widths) < 1:
         raise InputError(f"widths={list(widths)}: give the units of every binary layer, e.g. 5-5-5")
-    return [layer.linear(n, m) for n, m in pairwise([inputs, *widths])]
+    return widths
 
 
 def _widened(name: str, width: float, channels: Sequence[int]) -> list[int]:
