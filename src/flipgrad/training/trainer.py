@@ -277,11 +277,17 @@ class Trainer:
 
     def _squared_norms(self) -> Tensor:
         """The squared gradient norm of every layer, [layers], without waiting for a GPU."""
-        norms = []
-        for parameters in self._layers.values():
-            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            norms.append(torch.nn.utils.get_total_norm(gradients).to(self._device))
-        return torch.stack(norms).double().square()
+        sums = torch.zeros(len(self._layers), dtype=torch.float64, device=self._device)
+        squares = [
+            (layer, parameter.grad.flatten())
+            for layer, parameters in enumerate(self._layers.values())
+            for parameter in parameters
+            if parameter.grad is not None
+        ]
+        layers = torch.tensor([layer for layer, _ in squares], device=self._device)
+        # The fastest of torch's ways by far, on processors.
+        dots = torch.stack([torch.dot(gradient, gradient).double() for _, gradient in squares])
+        return sums.index_add_(0, layers, dots)
 
     def _rate(self) -> float:
         """The learning rate of the update that was counted last."""
