@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,8 @@ from flipgrad.data import Split, toy
 from flipgrad.errors import InputError
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
+from flipgrad.reproduce._cells import Cell, Runner
+from flipgrad.reproduce._local import LocalRunner
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference import reference_training
 
@@ -67,14 +70,28 @@ class Workshop:
         seed: of data, training and draws.
         report: for a progress bar.
         overwrite: whether results of another scale or seed there may be replaced.
+        runner: runs cells; by default one after the other in this process.
+        images: the folder of CIFAR-10; by default it is looked for when it is needed.
     """
 
     MARK = "reproduce.json"
+    CELLS, MEASURED, NETWORKS = "cells", "measured", "networks"
 
-    def __init__(self, folder: Path, scale: str, seed: int, report: Report, *, overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        scale: str,
+        seed: int,
+        report: Report,
+        *,
+        overwrite: bool = False,
+        runner: Runner | None = None,
+        images: Path | None = None,
+    ) -> None:
         if scale not in SCALES:
             raise InputError(f"scale {scale!r}: choose {', '.join(SCALES)}")
-        self.scale, self.seed, self.report = SCALES[scale], seed, report
+        self.scale, self.scale_name, self.seed, self.report = SCALES[scale], scale, seed, report
+        self.runner, self.images = runner or LocalRunner(1), images
         settings = {"scale": scale, "seed": seed}
         mark = folder / self.MARK
         found = _read(mark) if mark.exists() else None
@@ -87,8 +104,9 @@ class Workshop:
         if found != settings:
             for old in (*folder.glob("measured/*.json"), *folder.glob("networks/*.safetensors")):
                 old.unlink()
+            shutil.rmtree(folder / self.CELLS, ignore_errors=True)
         files.write_json(mark, settings)
-        for name in ("measured", "networks"):
+        for name in (self.CELLS, self.MEASURED, self.NETWORKS):
             (folder / name).mkdir(exist_ok=True)
         self.data: Split = toy(seed=seed).train
 
@@ -142,6 +160,22 @@ class Workshop:
             found = {**result, "estimators": {**found["estimators"], **result["estimators"]}}
             # After every estimator: an interruption loses one of them at most.
             files.write_json(path, {**found, "widths": list(widths), "epoch": epoch})
+        return path
+
+    def cells(self, stage: str, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+        """The stored records of ``cells`` by name; those that are not done are done now."""
+        root = self.folder / self.CELLS
+        missing = [cell for cell in cells if cell.read(root) is None]
+        if missing:
+            total = sum(cell.cost for cell in missing)
+            self.runner.run(missing, root, lambda name, new: self.report(f"{stage}: {name}", new, total))
+        records = {cell.name: cell.read(root) for cell in cells}
+        return {name: record for name, record in records.items() if record is not None}
+
+    def store(self, name: str, value: Mapping[str, Any]) -> Path:
+        """Write what a figure is drawn from, and return the file."""
+        path = self.folder / self.MEASURED / f"{name}.json"
+        files.write_json(path, {**value, "scale": self.scale_name, "seed": self.seed})
         return path
 
 
