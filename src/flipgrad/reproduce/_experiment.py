@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -72,6 +73,7 @@ class Workshop:
         overwrite: whether results of another scale or seed there may be replaced.
         runner: runs cells; by default one after the other in this process.
         images: the folder of CIFAR-10; by default it is looked for when it is needed.
+        augmentations: of the experiment on CIFAR-10; by default those of the scale.
     """
 
     MARK = "reproduce.json"
@@ -87,11 +89,12 @@ class Workshop:
         overwrite: bool = False,
         runner: Runner | None = None,
         images: Path | None = None,
+        augmentations: Sequence[str] | None = None,
     ) -> None:
         if scale not in SCALES:
             raise InputError(f"scale {scale!r}: choose {', '.join(SCALES)}")
         self.scale, self.scale_name, self.seed, self.report = SCALES[scale], scale, seed, report
-        self.runner, self.images = runner or LocalRunner(1), images
+        self.runner, self.images, self.augmentations = runner or LocalRunner(1), images, augmentations
         settings = {"scale": scale, "seed": seed}
         mark = folder / self.MARK
         found = _read(mark) if mark.exists() else None
@@ -172,10 +175,15 @@ class Workshop:
         records = {cell.name: cell.read(root) for cell in cells}
         return {name: record for name, record in records.items() if record is not None}
 
+    def load(self, path: Path) -> dict[str, Any]:
+        """What is in a result file."""
+        return _read(path)
+
     def store(self, name: str, value: Mapping[str, Any]) -> Path:
         """Write what a figure is drawn from, and return the file."""
         path = self.folder / self.MEASURED / f"{name}.json"
-        files.write_json(path, {**value, "scale": self.scale_name, "seed": self.seed})
+        # On one line: these are long lists of numbers.
+        files.write(path, (json.dumps({**value, "scale": self.scale_name, "seed": self.seed}, allow_nan=False) + "\n").encode())
         return path
 
 
@@ -189,15 +197,37 @@ class Experiment(ABC):
     def run(self, shop: Workshop) -> list[Claim]:
         """Measure what is missing, draw, and say what the numbers say."""
 
+    def notes(self, shop: Workshop) -> list[str]:
+        """Lines of Markdown that the text has beside the claims, such as a table."""
+        return []
+
     @final
     def reproduce(self, shop: Workshop) -> str:
         """Run, and write ``NAME.json`` and ``NAME.md`` beside the figure; returns the text."""
-        claims = self.run(shop)
-        text = "\n".join([f"# {self.title}", "", *(str(claim) for claim in claims), ""])
-        record = {"figure": self.name, "title": self.title, "claims": [asdict(claim) for claim in claims]}
+        started = time.perf_counter()
+        claims, notes = self.run(shop), self.notes(shop)
+        text = "\n".join([f"# {self.title}", "", *(str(claim) for claim in claims), "", *notes, ""]).rstrip() + "\n"
+        seconds = time.perf_counter() - started
+        record = {
+            "figure": self.name,
+            "title": self.title,
+            "scale": shop.scale_name,
+            "claims": [asdict(claim) for claim in claims],
+            "notes": notes,
+            "seconds": self._seconds(shop, seconds),
+        }
         files.write_json(shop.folder / f"{self.name}.json", {**record, "seed": shop.seed, **files.provenance()})
         files.write(shop.folder / f"{self.name}.md", text.encode())
         return text
+
+    def _seconds(self, shop: Workshop, seconds: float) -> float:
+        """What the figure has taken: where it is drawn again from what is there, the time of the first time."""
+        path = shop.folder / f"{self.name}.json"
+        try:
+            before = float(json.loads(path.read_bytes())["seconds"])
+        except (OSError, ValueError, TypeError, KeyError):
+            before = 0.0
+        return max(before, seconds)
 
 
 @final

@@ -1,0 +1,270 @@
+"""The paper's toy problem: how estimators train a small network, and what the trained networks predict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flipgrad import exact, plots
+from flipgrad.data import toy
+from flipgrad.estimators import PSA
+from flipgrad.estimators.names import for_training
+from flipgrad.network import Sequential, probabilities
+from flipgrad.objectives import CrossEntropy
+from flipgrad.reproduce._cells import Cell, Place
+from flipgrad.reproduce._experiment import Claim, Experiment, Workshop
+from flipgrad.reproduce.accuracy import WIDTHS
+from flipgrad.training.reference import reference_training
+
+METHODS = ("reinforce", "arm", "psa", "st")
+# Epochs and networks by scale; the paper trains one network for 2,000 epochs.
+LENGTH = {"smoke": (3, 1), "small": (2000, 1), "paper": (2000, 10)}
+# When the losses are measured, at most so often on a logarithmic scale.
+POINTS = 60
+
+# The 10-sample bound of Raiko et al., and as many draws for the expected loss.
+DRAWS = 10
+MEMBERS = 3
+# Points of the grid across and up: x from -pi/2 to pi/2, y from -1 to 1.
+GRID = (63, 41)
+EXAMPLE_EPOCHS = {"smoke": 2, "small": 1000, "paper": 2000}
+
+
+@final
+class ToyTraining(Experiment):
+    """Exact expected and marginal losses along the training by four estimators."""
+
+    name = "toy-training"
+    title = "Appendix C: training losses of a 5-5-5 network on the toy problem"
+
+    def run(self, shop: Workshop) -> list[Claim]:
+        epochs, networks = LENGTH[shop.scale_name]
+        cells = [
+            Cell(f"toy-training-{method}-{k}", train_toy, _settings(method, epochs, shop.seed + k, shop.seed), cost=epochs)
+            for method in METHODS
+            for k in range(networks)
+        ]
+        records = shop.cells(self.name, cells)
+        found: dict[str, dict[str, Any]] = {}
+        for record in records.values():
+            entry = found.setdefault(record["result"]["label"], {"epochs": record["result"]["epochs"], "runs": []})
+            entry["runs"].append({key: record["result"][key] for key in ("expected", "marginal")})
+        path = shop.store(self.name, {"methods": found, "widths": list(WIDTHS)})
+        plots.toy_training(path, shop.folder / self.name)
+        curves = {name: _mean_curves(entry["runs"]) for name, entry in found.items()}
+        when = next(iter(found.values()))["epochs"]
+        return [unbiased_train_well(curves), reinforce_is_late(curves, when), psa_as_arm(curves), st_is_slower(curves)]
+
+
+def _settings(method: str, epochs: int, seed: int, data_seed: int) -> dict[str, Any]:
+    return {"method": method, "epochs": epochs, "widths": list(WIDTHS), "seed": seed, "data_seed": data_seed}
+
+
+def train_toy(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """The exact losses of a network along its training by one estimator."""
+    data = toy(seed=settings["data_seed"]).train
+    last = settings["epochs"]
+    epochs = sorted({round(epoch) for epoch in np.geomspace(1, last, POINTS)} | {0})
+    label, estimator = for_training(settings["method"], len(data))
+    nets = reference_training(
+        data,
+        settings["widths"],
+        epochs,
+        estimator=estimator,
+        seed=settings["seed"],
+        report=lambda epoch: place.tick(epoch / last),
+    )
+    objective = CrossEntropy(data.y)
+    with torch.no_grad():
+        expected = [float(exact.expected_loss(nets[epoch], data.x, objective).mean()) for epoch in epochs]
+        marginal = [float(exact.marginal_loss(nets[epoch], data.x, objective).mean()) for epoch in epochs]
+    return {"label": label, "epochs": epochs, "expected": expected, "marginal": marginal}
+
+
+Curves = Mapping[str, Mapping[str, Sequence[float]]]
+
+
+def _mean_curves(runs: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    return {key: np.mean([run[key] for run in runs], 0).tolist() for key in ("expected", "marginal")}
+
+
+def _ends(curves: Curves) -> str:
+    return ", ".join(f"{name} {curve['expected'][-1]:.3f}" for name, curve in curves.items())
+
+
+def unbiased_train_well(curves: Curves) -> Claim:
+    """The estimators without bias against PSA, at the end."""
+    psa = curves["PSA"]["expected"][-1]
+    return Claim(
+        "unbiased estimators perform well here, the variance reduction of PSA is not essential (REINFORCE and ARM end within "
+        "10 % of PSA's expected loss, or below)",
+        all(curves[name]["expected"][-1] <= 1.1 * psa for name in ("REINFORCE", "ARM")),
+        f"expected loss at the end: {_ends(curves)}",
+    )
+
+
+def reinforce_is_late(curves: Curves, epochs: Sequence[int]) -> Claim:
+    """REINFORCE against the others where a tenth of the training is done, and at the end."""
+    early = next(k for k, epoch in enumerate(epochs) if epoch >= epochs[-1] / 10)
+    behind = {name: curve["expected"][early] for name, curve in curves.items()}
+    first, last = curves["REINFORCE"]["expected"][early], curves["REINFORCE"]["expected"][-1]
+    return Claim(
+        "REINFORCE does not do very well in the beginning, but eventually optimises the objective",
+        first == max(behind.values()) and last < first,
+        f"expected loss after {epochs[early]:,} epochs: "
+        + ", ".join(f"{name} {value:.3f}" for name, value in behind.items())
+        + f"; REINFORCE at the end {last:.3f}",
+    )
+
+
+def psa_as_arm(curves: Curves) -> Claim:
+    """PSA and ARM along the training."""
+    ratios = [p / a for p, a in zip(curves["PSA"]["expected"], curves["ARM"]["expected"], strict=True)]
+    return Claim(
+        "PSA and ARM perform similarly (their expected losses stay within 10 % of each other on average)",
+        abs(math.log(float(np.exp(np.mean(np.log(ratios)))))) < math.log(1.1),
+        f"loss with PSA over that with ARM: mean {np.exp(np.mean(np.log(ratios))):.3f}, from {min(ratios):.2f} to "
+        f"{max(ratios):.2f}",
+    )
+
+
+def st_is_slower(curves: Curves) -> Claim:
+    """ST against PSA along the training."""
+    ratios = [s / p for s, p in zip(curves["ST"]["expected"], curves["PSA"]["expected"], strict=True)]
+    mean = float(np.exp(np.mean(np.log(ratios))))
+    return Claim(
+        "ST is somewhat slower than PSA, due to its bias in this small network",
+        mean > 1,
+        f"loss with ST over that with PSA: mean {mean:.3f}, at the end {ratios[-1]:.3f}",
+    )
+
+
+@final
+class ToyExample(Experiment):
+    """The figure a to f: data, predictions by two objectives, members of an ensemble."""
+
+    name = "toy-example"
+    title = "Appendix B: the toy problem, trained by the expected loss and by the 10-sample bound"
+
+    def run(self, shop: Workshop) -> list[Claim]:
+        epochs = EXAMPLE_EPOCHS[shop.scale_name]
+        cells = [
+            Cell(
+                f"toy-example-{'bound' if bound else 'expected'}",
+                train_example,
+                {"bound": bound, "epochs": epochs, "widths": list(WIDTHS), "draws": DRAWS, "seed": shop.seed},
+                cost=epochs,
+            )
+            for bound in (False, True)
+        ]
+        records = shop.cells(self.name, cells)
+        expected, bound = (records[cell.name]["result"] for cell in cells)
+        data = toy(seed=shop.seed).train
+        points = [[[round(float(v), 4) for v in point] for point in data.x[data.y == k]] for k in range(2)]
+        path = shop.store(
+            self.name, {"points": points, "expected": expected, "bound": bound, "draws": DRAWS, "grid": list(GRID)}
+        )
+        plots.toy_example(path, shop.folder / self.name)
+        return [tends_to_deterministic(expected, bound), fits_the_overlap(expected, bound), members_disagree(expected, bound)]
+
+
+def train_example(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Train a network by PSA, and say what it predicts."""
+    data = toy(seed=settings["seed"])
+    epochs, draws = settings["epochs"], settings["draws"]
+    net = reference_training(
+        data.train,
+        settings["widths"],
+        [epochs],
+        estimator=PSA(),
+        samples=draws,
+        bound=settings["bound"],
+        seed=settings["seed"],
+        report=lambda epoch: place.tick(epoch / epochs),
+    )[epochs]
+    return describe(net, settings["seed"])
+
+
+@torch.no_grad()
+def describe(net: Sequential, seed: int) -> dict[str, Any]:
+    """Probabilities of class 1 on the grid, of the ensemble and of three members, and numbers about them.
+
+    The densities are known, and so is the probability that a perfect predictor gives: 1 below both classes' common ground, 0
+    above it, and on it that of class 1's share of the density.
+    """
+    across, up = GRID
+    x, y = torch.linspace(-math.pi / 2, math.pi / 2, across), torch.linspace(-1, 1, up)
+    grid = torch.cartesian_prod(y, x).flip(1)
+    probability = exact.predictive(net, grid)[:, 1]
+    generator = torch.Generator().manual_seed(seed)
+    members = torch.stack([probabilities(net.member(grid[:1], generator=generator)(grid))[:, 1] for _ in range(100)])
+    inside = (grid[:, 1] > 0) & (grid[:, 1] < grid[:, 0].cos())
+    losses = toy(1000, seed=seed + 1).test
+    truth = true_probability()
+    return {
+        "probability": _rows(probability),
+        "members": [_rows(member) for member in members[:MEMBERS]],
+        "marginal_test_loss": float(exact.marginal_loss(net, losses.x, CrossEntropy(losses.y)).mean()),
+        "expected_test_loss": float(exact.expected_loss(net, losses.x, CrossEntropy(losses.y)).mean()),
+        "overlap_entropy": float(_entropy(probability[inside]).mean()),
+        "overlap_error": float((probability[inside] - truth).abs().mean()),
+        "overlap_spread": float(members[:, inside].std(0).mean()),
+        "truth": truth,
+    }
+
+
+def true_probability() -> float:
+    """Of class 1 where both classes are: class 0 is uniform on an area of pi, class 1 on one of pi + 2.
+
+    >>> round(true_probability(), 3)
+    0.379
+    """
+    return (1 / (math.pi + 2)) / (1 / (math.pi + 2) + 1 / math.pi)
+
+
+def _entropy(p: Tensor) -> Tensor:
+    entropy: Tensor = torch.special.entr(p) + torch.special.entr(1 - p)
+    return entropy
+
+
+def _rows(values: Tensor) -> list[list[float]]:
+    """The grid from the bottom up, in few digits."""
+    return [[round(float(value), 3) for value in row] for row in values.view(GRID[1], GRID[0])]
+
+
+def tends_to_deterministic(expected: Mapping[str, Any], bound: Mapping[str, Any]) -> Claim:
+    """How sure both networks are where the classes overlap."""
+    best = float(_entropy(torch.tensor(expected["truth"])))
+    return Claim(
+        "trained by the expected loss, the network tends to deterministic predictions (where the classes overlap, their "
+        "entropy is below that of the network trained by the bound)",
+        expected["overlap_entropy"] < bound["overlap_entropy"],
+        f"mean entropy there: {expected['overlap_entropy']:.3f} against {bound['overlap_entropy']:.3f} nats; the truth is "
+        f"{best:.3f}",
+    )
+
+
+def fits_the_overlap(expected: Mapping[str, Any], bound: Mapping[str, Any]) -> Claim:
+    """Both networks against the known probabilities, and on new points."""
+    return Claim(
+        "trained by the 10-sample bound, it fits the uncertainty of the data (its probabilities are closer to the true ones "
+        "where the classes overlap, and its marginal loss on 2,000 new points is lower)",
+        bound["overlap_error"] < expected["overlap_error"] and bound["marginal_test_loss"] < expected["marginal_test_loss"],
+        f"mean error of the probability {bound['overlap_error']:.3f} against {expected['overlap_error']:.3f}; marginal loss "
+        f"{bound['marginal_test_loss']:.3f} against {expected['marginal_test_loss']:.3f}",
+    )
+
+
+def members_disagree(expected: Mapping[str, Any], bound: Mapping[str, Any]) -> Claim:
+    """How different the members of both ensembles are."""
+    return Claim(
+        "its members, with all noises fixed, differ where the classes overlap",
+        bound["overlap_spread"] > expected["overlap_spread"],
+        f"standard deviation of a member's probability there {bound['overlap_spread']:.3f}, with the expected loss "
+        f"{expected['overlap_spread']:.3f}",
+    )
