@@ -46,6 +46,10 @@ class Node:
     parents: tuple[int, ...]
 
     def a(self, h: States) -> Tensor:
+        before = self.before_norm(h)
+        return before if self.layer.norm is None else self.layer.norm(before)
+
+    def before_norm(self, h: States) -> Tensor:
         x, layer = self.source(h), self.layer
         if isinstance(layer, nn.Linear):
             return functional.linear(x, layer.weight, layer.bias)

@@ -20,6 +20,7 @@ LAYERS = [
     ["flips"],
     ["pooling", "sampling"],
     ["affine"],
+    ["norms"],
     ["layers"],
     ["plan", "objectives"],
     ["network"],

@@ -9,13 +9,16 @@ from torch import nn
 import flipgrad as fg
 
 
-def problem() -> tuple[fg.Sequential, torch.Tensor, fg.CrossEntropy, list[torch.Tensor]]:
+def problem(norm: str = "none") -> tuple[fg.Sequential, torch.Tensor, fg.CrossEntropy, list[torch.Tensor]]:
     torch.manual_seed(0)
+    norms = {"none": [None] * 3, "affine": [fg.ScaleShift(n) for n in (4, 4, 8)]}
+    norms["batch"] = [nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.BatchNorm1d(8)]
+    first, second, third = norms[norm]
     net = fg.Sequential(
-        fg.BinaryConv2d(1, 4, 3),
-        fg.BinaryConv2d(4, 4, 3, padding=1),
+        fg.BinaryConv2d(1, 4, 3, norm=first),
+        fg.BinaryConv2d(4, 4, 3, padding=1, norm=second),
         nn.Flatten(),
-        fg.BinaryLinear(4 * 36, 8),
+        fg.BinaryLinear(4 * 36, 8, norm=third),
         head=nn.Linear(8, 3),
     )
     z = [torch.randn(5, 4, 6, 6), torch.randn(5, 4, 6, 6), torch.randn(5, 8)]
@@ -26,8 +29,8 @@ def gradients(net: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(net.parameters())))
 
 
-def assert_compiles(rule: fg.Estimator, backend: str) -> None:
-    net, x, objective, z = problem()
+def assert_compiles(rule: fg.Estimator, backend: str, norm: str = "none") -> None:
+    net, x, objective, z = problem(norm)
 
     def step(x: torch.Tensor, *z: torch.Tensor) -> torch.Tensor:
         return net(x, objective, estimator=rule, noise=list(z)).mean()
@@ -49,6 +52,13 @@ NAMES = ["psa", "psa-exact", "psa-enhanced", "st"]
 @pytest.mark.parametrize("rule", RULES, ids=NAMES)
 def test_a_step_is_one_graph_with_the_same_gradients(rule):
     assert_compiles(rule, "aot_eager")
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("norm", ["affine", "batch"])
+@pytest.mark.parametrize("rule", [fg.PSA(), fg.ST()], ids=["psa", "st"])
+def test_a_step_with_norms_is_one_graph(rule, norm):
+    assert_compiles(rule, "aot_eager", norm)
 
 
 @pytest.mark.slow

@@ -53,8 +53,8 @@ def test_state_dict_is_torchs(make, make_torch, shape):
 @pytest.mark.parametrize(
     ("kind", "torch_kind", "added"),
     [
-        (fg.BinaryLinear, nn.Linear, ["noise"]),
-        (fg.BinaryConv2d, nn.Conv2d, ["noise", "padding_value"]),
+        (fg.BinaryLinear, nn.Linear, ["noise", "norm"]),
+        (fg.BinaryConv2d, nn.Conv2d, ["noise", "norm", "padding_value"]),
     ],
 )
 def test_arguments_are_torchs_and_our_own(kind, torch_kind, added):

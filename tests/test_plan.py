@@ -58,6 +58,17 @@ def test_refused_between_binary_layers(module, name, after):
     assert plan([module, conv()]).front == (module,)
 
 
+@pytest.mark.parametrize("module", [nn.BatchNorm2d(4), nn.BatchNorm1d(4), fg.ScaleShift(4)], ids=str)
+def test_a_norm_between_binary_layers_has_its_place_in_the_layer_before(module):
+    name = type(module).__name__
+    message = rf"^{name}\(4.* may not stand .* before the sign, give it to the binary layer before it: norm={name}\(4"
+    with pytest.raises(fg.InputError, match=message):
+        plan([conv(), module, conv()])
+    with pytest.raises(fg.InputError) as error:
+        plan([conv(), nn.ReLU()])
+    assert "norm=" not in str(error.value)
+
+
 @pytest.mark.parametrize("value", [0.5, 2.0, float("nan")])
 def test_padding_with_what_is_no_state_is_refused(value):
     with pytest.raises(fg.InputError, match=rf"ConstantPad2d\(.*\) between binary layers pads with {value:g}; pad with 0"):

@@ -32,6 +32,7 @@ from flipgrad.estimators import (
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear, use
 from flipgrad.network import Member, Sequential
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
+from flipgrad.norms import ScaleShift
 from flipgrad.objectives import CrossEntropy, LogisticLoss, SoftCrossEntropy, SquaredError
 from flipgrad.plan import Concat
 
@@ -40,7 +41,7 @@ __version__ = "0.1.0.dev0"
 # fmt: off
 __all__ = [  # noqa: RUF022
     # networks
-    "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "Member", "Sequential", "use",
+    "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "Member", "ScaleShift", "Sequential", "use",
     # noise
     "Laplace", "Logistic", "Noise", "Normal", "Uniform",
     # objectives

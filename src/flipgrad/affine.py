@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.grad import conv2d_input
 
 from flipgrad import flips
 from flipgrad.errors import InputError
@@ -40,6 +41,10 @@ class Affine(ABC):
         """The pre-activations of ``x``; differentiable in the ordinary way in ``x`` and in the parameters."""
 
     @abstractmethod
+    def besides_flips(self, x: Tensor) -> Tensor:
+        """The pre-activations of binary states ``x``, where the derivative in ``x`` is only what :meth:`flip_product` lacks."""
+
+    @abstractmethod
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         """The discrete gradient in the binary states ``x``, given ``a`` = ``self(x)`` and the gradient in sign(a - Z).
 
@@ -55,9 +60,25 @@ class Affine(ABC):
         """
 
 
+class FixedMap(Affine):
+    """A map of every example alone, with coefficients that do not depend on the states."""
+
+    @final
+    def besides_flips(self, x: Tensor) -> Tensor:
+        return self(x.detach())
+
+    @abstractmethod
+    def with_weight(self, weight: Tensor) -> FixedMap:
+        """The same map of another :attr:`parameter`."""
+
+    @abstractmethod
+    def transposed(self, values: Tensor, x: Tensor) -> Tensor:
+        """The ordinary gradient in states like ``x`` for the gradient ``values`` in their pre-activations."""
+
+
 @final
 @dataclass(frozen=True)
-class LinearMap(Affine):
+class LinearMap(FixedMap):
     """``x`` [..., in] to [..., out]."""
 
     weight: Tensor
@@ -85,13 +106,19 @@ class LinearMap(Affine):
         states, a, grad = (t.reshape(-1, t.shape[-1]) for t in (x, a, grad))
         return flips.linear(states, a, grad, weight, noise, tolerance=tolerance).reshape(x.shape)
 
+    def with_weight(self, weight: Tensor) -> LinearMap:
+        return replace(self, weight=weight)
+
+    def transposed(self, values: Tensor, x: Tensor) -> Tensor:
+        return values @ self.weight
+
     def variance(self, v: Tensor) -> Tensor:
         return linear(v, self.weight.square(), None)
 
 
 @final
 @dataclass(frozen=True)
-class ConvMap(Affine):
+class ConvMap(FixedMap):
     """``x`` [B, C, H, W] to [B, out, H', W'], padded with ``padding_value``: 0 (no unit), or the states -1 or +1.
 
     ``pads`` are left, right, top, bottom, as for ``torch.nn.functional.pad``; so is ``padding_mode``, of which the modes
@@ -126,6 +153,16 @@ class ConvMap(Affine):
         padded = self._padded(x)
         u = flips.conv2d(padded, a, grad, weight, noise, self.stride, (0, 0), *shape, tolerance=tolerance)
         return transpose(self._padded, x, u)
+
+    def with_weight(self, weight: Tensor) -> ConvMap:
+        return replace(self, weight=weight)
+
+    def transposed(self, values: Tensor, x: Tensor) -> Tensor:
+        plain = self._is_plain
+        padding = (self.pads[2], self.pads[0]) if plain else (0, 0)
+        size = x.shape if plain else self._padded(x).shape
+        result: Tensor = conv2d_input(size, self.weight, values, self.stride, padding, self.dilation, self.groups)
+        return result if plain else transpose(self._padded, x, result)
 
     def variance(self, v: Tensor) -> Tensor:
         padded = functional.pad(v, self.pads)
@@ -165,7 +202,7 @@ class ConvMap(Affine):
 
 @final
 @dataclass(frozen=True)
-class FoldedMap(Affine):
+class FoldedMap(FixedMap):
     """A map whose input went through linear connectors: average pooling, flattening, padding.
 
     Pre-activations are computed as written. Flips need the coefficient of every state, so there the connectors are folded
@@ -196,6 +233,15 @@ class FoldedMap(Affine):
         units = wide.prepare(x)
         u = flips.conv2d(units, a, grad, wide.weight, noise, wide.stride, groups=self.inner.groups, tolerance=tolerance)
         return transpose(wide.prepare, x, u)
+
+    def with_weight(self, weight: Tensor) -> FoldedMap:
+        return replace(self, inner=self.inner.with_weight(weight))
+
+    def transposed(self, values: Tensor, x: Tensor) -> Tensor:
+        transform: Any = torch.func.vjp(lambda x: connect(self.connectors, x), x.detach())
+        connected, pullback = transform
+        result: Tensor = pullback(self.inner.transposed(values, connected))[0]
+        return result
 
     def variance(self, v: Tensor) -> Tensor:
         if isinstance(self.inner, LinearMap):

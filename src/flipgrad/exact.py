@@ -91,6 +91,7 @@ class _Chain:
     def of(net: Sequential, x: Tensor) -> _Chain:
         if not len(x):
             raise InputError("exact: the batch is empty; give at least one example")
+        net.check_examples_alone("exact")
         x = net.front(x)
         step, *steps = net.plan().steps
         with torch.no_grad():

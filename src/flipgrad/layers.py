@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 from flipgrad.affine import Affine, ConvMap, LinearMap
 from flipgrad.errors import InputError
 from flipgrad.noise import Logistic, Noise
+from flipgrad.norms import Norm, check_norm, effective_weight, normalised, uses_batch
 from flipgrad.sampling import Draw, fresh, given, states
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -60,12 +61,38 @@ class BinaryLayer(nn.Module, ABC):
     weight: Tensor
     bias: Any
     noise: Noise
+    norm: Norm | None
     estimator: StateRule | None = None
     generator: Generator | None = None
 
     @abstractmethod
-    def affine(self) -> LinearMap | ConvMap:
-        """The layer's affine map with its parameters as they are now."""
+    def plain(self) -> LinearMap | ConvMap:
+        """The affine map before the norm, with its parameters as they are now."""
+
+    @abstractmethod
+    def check_norm(self) -> None:
+        """Refuse a norm that is not one of this layer's output channels."""
+
+    @final
+    def affine(self, connectors: tuple[nn.Module, ...] = ()) -> Affine:
+        """The map to the pre-activations, norm included, with its parameters as they are now.
+
+        ``connectors`` are linear modules that the layer sees its input through.
+        """
+        # Anew each time: a norm may have been replaced, by torch's converters for instance.
+        self.check_norm()
+        return normalised(self.plain(), connectors, self.norm)
+
+    @final
+    def effective_weight(self) -> Tensor:
+        """The weight times the norm's scale, which is what flips depend on; of ``BatchNorm``, that of eval mode."""
+        return effective_weight(self.weight, self.norm)
+
+    @final
+    @property
+    def mixes_examples(self) -> bool:
+        """Whether the norm takes its statistics from the batch, so that pre-activations depend on the other examples."""
+        return uses_batch(self.norm)
 
     @abstractmethod
     def check_takes_states(self) -> None:
@@ -111,7 +138,9 @@ class BinaryLayer(nn.Module, ABC):
 class BinaryLinear(BinaryLayer, nn.Linear):
     """A fully connected binary layer: ``nn.Linear``, noise, sign.
 
-    Takes the arguments of ``nn.Linear``, keeps its parameters' names, and adds ``noise``.
+    Takes the arguments of ``nn.Linear``, keeps its parameters' names, and adds ``noise`` and ``norm``: an
+    ``nn.BatchNorm1d(out_features)`` or :class:`flipgrad.ScaleShift` of the pre-activations, before the noise and the sign. It
+    is folded into the weight that estimators see, see :mod:`flipgrad.norms`; the layer's own bias may then be left out.
 
     >>> layer = BinaryLinear(4, 2)
     >>> states = layer(torch.randn(3, 4))
@@ -128,12 +157,18 @@ class BinaryLinear(BinaryLayer, nn.Linear):
         dtype: torch.dtype | None = None,
         *,
         noise: Noise | None = None,
+        norm: Norm | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         self.noise = noise or Logistic()
+        self.norm = norm
+        self.check_norm()
 
-    def affine(self) -> LinearMap:
+    def plain(self) -> LinearMap:
         return LinearMap(self.weight, self.bias)
+
+    def check_norm(self) -> None:
+        check_norm(self.norm, nn.BatchNorm1d, self.out_features, "BinaryLinear")
 
     def check_takes_states(self) -> None:
         """Every configuration does."""
@@ -146,9 +181,10 @@ class BinaryLinear(BinaryLayer, nn.Linear):
 class BinaryConv2d(BinaryLayer, nn.Conv2d):
     """A convolutional binary layer: ``nn.Conv2d``, noise, sign.
 
-    Takes the arguments of ``nn.Conv2d``, keeps its parameters' names, and adds ``noise`` and ``padding_value``. A position
-    padded with 0 is no unit; ``padding_value`` = -1 or +1 pads with a constant state instead, so that every input of the
-    convolution is ±1. Padding that repeats units ("reflect", "replicate", "circular") is for real-valued inputs only.
+    Takes the arguments of ``nn.Conv2d``, keeps its parameters' names, and adds ``noise``, ``norm`` (an
+    ``nn.BatchNorm2d(out_channels)`` or :class:`flipgrad.ScaleShift`, as for :class:`BinaryLinear`) and ``padding_value``. A
+    position padded with 0 is no unit; ``padding_value`` = -1 or +1 pads with a constant state instead, so that every input of
+    the convolution is ±1. Padding that repeats units ("reflect", "replicate", "circular") is for real-valued inputs only.
 
     >>> BinaryConv2d(1, 8, 3, padding=1, padding_value=-1)(torch.randn(2, 1, 8, 8)).shape
     torch.Size([2, 8, 8, 8])
@@ -169,6 +205,7 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
         dtype: torch.dtype | None = None,
         *,
         noise: Noise | None = None,
+        norm: Norm | None = None,
         padding_value: float = 0,
     ) -> None:
         if padding_value not in (-1, 0, 1):
@@ -189,9 +226,11 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
             dtype,
         )
         self.noise = noise or Logistic()
+        self.norm = norm
         self.padding_value = padding_value
+        self.check_norm()
 
-    def affine(self) -> ConvMap:
+    def plain(self) -> ConvMap:
         return ConvMap(
             self.weight,
             self.bias,
@@ -202,6 +241,9 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
             self.padding_value,
             self.padding_mode,
         )
+
+    def check_norm(self) -> None:
+        check_norm(self.norm, nn.BatchNorm2d, self.out_channels, "BinaryConv2d")
 
     def check_takes_states(self) -> None:
         if self.padding_mode != "zeros" and any(self._pads()):

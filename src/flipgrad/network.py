@@ -14,6 +14,7 @@ from flipgrad.affine import connect
 from flipgrad.errors import InputError
 from flipgrad.layers import UNDEFINED, BinaryConv2d, BinaryLayer, LayerCall, check_instance
 from flipgrad.noise import Noise, sign
+from flipgrad.norms import Norm, per_channel, whiten
 from flipgrad.objectives import Objective
 from flipgrad.plan import Apply, Plan, Sample, Step, plan
 from flipgrad.sampling import Draw, fresh, given
@@ -176,6 +177,7 @@ class Sequential(nn.Module):
         _check_input(x)
         if not len(x):
             raise InputError("member(x) needs at least one example to know the shapes of the units")
+        self.check_examples_alone("member")
         drawn: list[Tensor] = []
 
         def visit(call: LayerCall) -> Tensor:
@@ -191,7 +193,9 @@ class Sequential(nn.Module):
         """Rescale and shift every binary layer so that its pre-activations on ``batch`` have mean 0 and variance 1.
 
         The paper's data-dependent initialisation, with statistics per output channel over the batch and space. A layer
-        without bias is only rescaled; a channel that is constant on the batch is only shifted.
+        without bias is only rescaled; a channel that is constant on the batch is only shifted. Where a layer has a norm, that
+        is set in place of the weight and the bias: the scale and the shift of ``ScaleShift``, the running statistics of
+        ``BatchNorm`` (whose own parameters come on top of the whitening, and are left).
 
         Args:
             batch: inputs [B, ...].
@@ -203,8 +207,27 @@ class Sequential(nn.Module):
             The network, changed in place.
         """
         _check_input(batch)
-        self.run(self.front(batch), _whiten_moments if moments else _whiten, fresh(generator))
+        norms = {layer: layer.norm for layer in self.binary_layers}
+        rule = _whiten_moments if moments else _whiten
+        try:
+            # Statistics are those before the norm, so it is put aside while they are taken.
+            for layer in norms:
+                layer.norm = None
+            self.run(self.front(batch), lambda call: rule(call, norms[call.layer]), fresh(generator))
+        finally:
+            for layer, norm in norms.items():
+                layer.norm = norm
         return self
+
+    def check_examples_alone(self, who: str) -> None:
+        """Refuse, on behalf of ``who``, a network whose examples depend on each other through the statistics of a batch."""
+        for layer in self.binary_layers:
+            if layer.mixes_examples:
+                raise InputError(
+                    f"{who}: {layer.norm} of {type(layer).__name__} takes its statistics from the batch, so that examples "
+                    "depend on each other; call net.eval() (or norm.eval() alone) to use the running statistics, or take "
+                    "norm=fg.ScaleShift(channels)"
+                )
 
     def _draw(self, generator: Generator | None, noise: Sequence[Tensor] | None) -> Draw:
         if noise is None:
@@ -299,20 +322,20 @@ def _run(steps: Iterable[Step], x: Tensor, visit: Visit, draw: Draw) -> Tensor:
     return x
 
 
-def _whiten(call: LayerCall) -> Tensor:
-    """Whiten one layer's pre-activations and return its new states."""
+def _whiten(call: LayerCall, norm: Norm | None) -> Tensor:
+    """Whiten one layer's pre-activations, by the norm if there is one, and return its new states."""
     a = call.affine(call.x)
-    return call.sample(_rescale(call.layer, a, torch.zeros_like(a)))
+    return call.sample(_rescale(call.layer, norm, a, torch.zeros_like(a)))
 
 
-def _whiten_moments(call: LayerCall) -> Tensor:
+def _whiten_moments(call: LayerCall, norm: Norm | None) -> Tensor:
     """Whiten one layer's pre-activations over the batch and the sampling, and return the new means of its units."""
     a = call.affine(call.x)
     variance = call.affine.variance(1 - call.x.square()) if call.binary else torch.zeros_like(a)
-    return call.noise.mean_sign(_rescale(call.layer, a, variance))
+    return call.noise.mean_sign(_rescale(call.layer, norm, a, variance))
 
 
-def _rescale(layer: BinaryLayer, a: Tensor, within: Tensor) -> Tensor:
+def _rescale(layer: BinaryLayer, norm: Norm | None, a: Tensor, within: Tensor) -> Tensor:
     """Make the layer's pre-activations, of means ``a`` and variances ``within``, whiten over the batch; the new means."""
     channel = 1 if isinstance(layer, BinaryConv2d) else a.dim() - 1
     others = [dim for dim in range(a.dim()) if dim != channel]
@@ -322,8 +345,12 @@ def _rescale(layer: BinaryLayer, a: Tensor, within: Tensor) -> Tensor:
     variance = between + within.mean(others, keepdim=True)
     # A channel is constant if it varies no more than by the rounding of the pre-activations.
     rounding = 4 * torch.finfo(a.dtype).eps * a.abs().max()
-    scale = torch.where(variance > rounding**2, variance.rsqrt(), 1)
-    _assign(layer, "weight", layer.weight * scale.view(-1, *[1] * (layer.weight.dim() - 1)))
+    variance = torch.where(variance > rounding**2, variance, 1)
+    if norm is not None:
+        scale, shift = (t.view_as(mean) for t in whiten(norm, mean.flatten(), variance.flatten()))
+        return a * scale + shift
+    scale = variance.rsqrt()
+    _assign(layer, "weight", per_channel(layer.weight, scale))
     if layer.bias is None:
         mean = torch.zeros_like(mean)
     else:

@@ -294,3 +294,18 @@ class Uniform(Noise):
 
     def _variance(self) -> float:
         return 1 / 3
+
+
+# By name, for configurations.
+NOISES: dict[str, type[Noise]] = {"logistic": Logistic, "normal": Normal, "laplace": Laplace, "uniform": Uniform}
+
+
+def noise_by_name(name: str) -> Noise:
+    """One of the noises with scale 1.
+
+    >>> noise_by_name("normal")
+    Normal(scale=1.0)
+    """
+    if name not in NOISES:
+        raise InputError(f"noise {name!r}: choose {', '.join(NOISES)}")
+    return NOISES[name]()

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from flipgrad.affine import Affine, FoldedMap
+from flipgrad.affine import Affine
 from flipgrad.errors import InputError
 from flipgrad.layers import BinaryConv2d, BinaryLayer
+from flipgrad.norms import ScaleShift
 from flipgrad.pooling import PoolModule, check_even
 
 # Modules that only move states around: a unit stays one unit and stays ±1.
@@ -60,8 +62,7 @@ class Sample:
 
     def affine(self) -> Affine:
         """The affine map of the states before the connectors."""
-        affine = self.layer.affine()
-        return FoldedMap(affine, self.connectors) if self.connectors else affine
+        return self.layer.affine(self.connectors)
 
 
 @dataclass(frozen=True)
@@ -168,8 +169,15 @@ def _check_between(module: nn.Module) -> None:
     raise InputError(
         f"{_name(module)} may not stand between binary layers: it would change the ±1 states behind the estimator's back. Move "
         "it before the first binary layer, into the head, or leave it out; reshaping, padding with 0 or ±1, AvgPool2d and "
-        "fg.Concat may stay"
+        f"fg.Concat may stay{_advice(module)}"
     )
+
+
+def _advice(module: nn.Module) -> str:
+    """What to do with a module that has another place."""
+    if not isinstance(module, _BatchNorm | ScaleShift):
+        return ""
+    return ". To normalise before the sign, give it to the binary layer before it: norm=" + _name(module)
 
 
 def _check_foldable(pending: list[nn.Module], layer: BinaryLayer) -> None:

@@ -97,8 +97,10 @@ def test_bad_data_is_refused(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"width": 0.5}, "width is the factor on the channels of the CIFAR-10 network"),
-        ({"model": "big"}, "model 'big': give auto, widths such as 200-200, or package.module:function"),
+        ({"width": 0.5, "model": "a.b:c"}, "width is for our own networks; 'a.b:c' decides itself: leave --width out"),
+        ({"norm": "batch", "model": "a.b:c"}, "norm is for our own networks"),
+        ({"model": "big"}, "unknown model 'big'; choose from digits, mnist, cifar, or give widths such as 200-200"),
+        ({"model": "mnist"}, r"model 'mnist' is for inputs \[1, 28, 28\], the data set 'digits' has"),
         ({"model": "5-0"}, "give the units of every binary layer"),
         ({"data": "images"}, "there is no network for 'images': give --model"),
     ],
@@ -107,6 +109,15 @@ def test_bad_networks_are_refused(options, message):
     data = load_data(TrainConfig())
     with pytest.raises(fg.InputError, match=message):
         make_net(TrainConfig(**options), data)
+
+
+def test_width_norm_and_noise_are_those_of_the_network():
+    data = load_data(TrainConfig())
+    net = make_net(TrainConfig(width=0.5, norm="batch", noise="laplace"), data)
+    for layer in net.binary_layers:
+        assert layer.out_channels == 32
+        assert isinstance(layer.norm, torch.nn.BatchNorm2d)
+        assert layer.noise == fg.Laplace()
 
 
 def test_a_run_is_loaded_with_its_weights_and_data(tmp_path):

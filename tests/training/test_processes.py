@@ -16,7 +16,7 @@ from problems import blobs, config, small_net
 from torch import nn
 
 import flipgrad as fg
-from flipgrad.estimators import Baseline
+from flipgrad.estimators import ESTIMATORS, Baseline
 from flipgrad.training import Processes, Trainer
 from flipgrad.training.estimator_state import EstimatorState
 from flipgrad.training.processes import ManyProcesses, connect
@@ -52,6 +52,7 @@ def test_two_processes_are_one(tmp_path):
         # Only the order of additions differs, in float64.
         assert found["same update"].keys() == {"psa", "st", "reinforce+running"}
         assert all(distance < 1e-12 for distance in found["same update"].values()), found
+        assert found["spread"].keys() > ESTIMATORS.keys()
         assert all(distance == 0 for distance in found["spread"].values()), found
         # The largest of some 150 differences, in standard errors of 200 draws: a false alarm in a thousand.
         assert 0.5 < found["deviation"] < 4.6

@@ -13,6 +13,7 @@ from problems import StopAfter, blobs, config, small_net, timeless
 from torch import Tensor
 
 from flipgrad.data import Split
+from flipgrad.estimators import ESTIMATORS
 from flipgrad.training import Checkpoint, Processes, RunFolder, Trainer, connect, train
 from flipgrad.training.loop import isolated
 
@@ -115,7 +116,7 @@ def main() -> None:
     with isolated(many.device):
         found = {
             "same update": {name: same_update(name, many) for name in ("psa", "st", "reinforce+running")},
-            "spread": {name: spread(name, many) for name in ("psa", "reinforce+running", "relax", "arm")},
+            "spread": {name: spread(name, many) for name in (*ESTIMATORS, "reinforce+running", "muprop+running")},
             "deviation": deviation(many),
             "goes on": goes_on(folder, many),
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Event
 
@@ -11,16 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from flipgrad import noise
 from flipgrad.errors import InputError
 from flipgrad.training import Evaluation
-
-NOISES: dict[str, Callable[[], noise.Noise]] = {
-    "logistic": noise.Logistic,
-    "normal": noise.Normal,
-    "laplace": noise.Laplace,
-    "uniform": noise.Uniform,
-}
 
 
 class Work:
@@ -108,10 +100,3 @@ def whole_numbers(text: str, what: str, separator: str) -> list[int]:
         return [int(part) for part in text.split(separator)]
     except ValueError:
         raise InputError(f"{what} {text!r}: give whole numbers separated by {separator!r}") from None
-
-
-def noise_by_name(name: str) -> noise.Noise:
-    """One of the noises with scale 1."""
-    if name not in NOISES:
-        raise InputError(f"noise {name!r}: choose {', '.join(NOISES)}")
-    return NOISES[name]()

@@ -14,12 +14,13 @@ from rich.table import Table
 from torch import Tensor
 
 from flipgrad import exact, files, plots
-from flipgrad.cli._shared import Work, noise_by_name, whole_numbers, working
+from flipgrad.cli._shared import Work, whole_numbers, working
 from flipgrad.data import toy
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS, Estimator, Exact
 from flipgrad.gradeval import REFERENCE_FACTOR, Accuracy, Result, by_name, check_samples, evaluate
 from flipgrad.network import Sequential
+from flipgrad.noise import noise_by_name
 from flipgrad.objectives import CrossEntropy, Objective
 from flipgrad.training.config import check_device
 from flipgrad.training.models import fully_connected

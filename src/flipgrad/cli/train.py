@@ -21,6 +21,7 @@ from flipgrad.estimators import ESTIMATORS
 from flipgrad.estimators.names import for_training
 from flipgrad.network import Sequential
 from flipgrad.training import (
+    MODELS,
     Checkpoint,
     DivergenceError,
     Evaluation,
@@ -63,13 +64,23 @@ def train(
     model: Annotated[
         str,
         typer.Option(
-            help="auto (the data set's own), widths such as 200-200, or package.module:function, called with the data set.",
+            help=f"auto (the data set's own), {', '.join(MODELS)}, widths such as 200-200, or package.module:function, "
+            "called with the data set.",
             rich_help_panel=PROBLEM,
         ),
     ] = DEFAULTS.model,
     width: Annotated[
-        float, typer.Option(help="Factor on the channels of the CIFAR-10 network.", rich_help_panel=PROBLEM)
+        float, typer.Option(help="Factor on the channels or units of our networks.", rich_help_panel=PROBLEM)
     ] = DEFAULTS.width,
+    norm: Annotated[
+        str,
+        typer.Option(
+            help="Before every sign: none, batch (BatchNorm), affine (a learned scale and shift).", rich_help_panel=PROBLEM
+        ),
+    ] = DEFAULTS.norm,
+    noise: Annotated[
+        str, typer.Option(help=f"Of all units: {', '.join(CHOICES['noise'])}.", rich_help_panel=PROBLEM)
+    ] = DEFAULTS.noise,
     validation: Annotated[
         float,
         typer.Option(
@@ -173,6 +184,8 @@ def train(
             image_size=image_size,
             model=model,
             width=width,
+            norm=norm,
+            noise=noise,
             estimator=estimator,
             epochs=epochs,
             batch_size=batch_size,

@@ -50,6 +50,7 @@ class Path:
     @staticmethod
     def sample(net: Sequential, batch: Batch) -> Path:
         """Sample every layer in turn."""
+        net.check_examples_alone("an estimator that looks at sampled paths")
         calls: list[LayerCall] = []
         a: list[Tensor] = []
         z: list[Tensor] = []

@@ -84,8 +84,9 @@ class PSA(LocalEstimator):
         return 1
 
     def states(self, call: LayerCall) -> Tensor:
-        # Ordinary derivatives reach the parameters, and a real-valued input, through a; binary inputs get theirs by flips.
-        a = call.affine(call.x.detach() if call.binary else call.x)
+        # Ordinary derivatives reach the parameters, and a real-valued input, through a; binary inputs get theirs by flips (and
+        # through the statistics of a batch, where these are normalised with).
+        a = call.affine.besides_flips(call.x) if call.binary else call.affine(call.x)
         flipped = call.x if call.binary else None
         weight = call.affine.parameter.detach()
         states: Tensor = _FlipStates.apply(  # type: ignore[no-untyped-call]

@@ -35,10 +35,11 @@ SOME = 2**14
 
 
 class Layer(Protocol):
-    """What is asked of a layer: a weight and a noise."""
+    """What is asked of a layer: a noise, and a weight with the norm's scale in it."""
 
-    weight: Tensor
     noise: Noise
+
+    def effective_weight(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def explain(layer: Layer, *, places: int = 2**14, tolerance: float = 1e-3) -> st
     >>> fg.flips.explain(fg.BinaryLinear(4, 4), places=10).split(";")[0].partition(": ")[2]
     'small enough for the exact kernel'
     """
-    choice = choose(layer.weight.detach(), layer.noise, places, tolerance)
+    choice = choose(layer.effective_weight().detach(), layer.noise, places, tolerance)
     times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in sorted(choice.seconds.items(), key=lambda i: i[1]))
     return f"{choice.kernel}: {choice.reason} (estimated: {times})"
 

@@ -163,6 +163,7 @@ def evaluate(
         raise InputError("the network has no parameter with requires_grad=True, so there is no gradient to measure")
     if not len(x):
         raise InputError("x is empty; give at least one data point")
+    net.check_examples_alone("gradeval")
     workers = default_workers(x.device) if workers is None else workers
     if workers < 1:
         raise InputError(f"workers={workers}: give at least one")

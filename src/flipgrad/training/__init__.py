@@ -5,7 +5,7 @@ from flipgrad.training.config import TrainConfig
 from flipgrad.training.load import Run, load_run
 from flipgrad.training.loop import train
 from flipgrad.training.metrics import Evaluation, evaluate
-from flipgrad.training.models import digits_net
+from flipgrad.training.models import MODELS, cifar_net, digits_net, fully_connected, mnist_net, model
 from flipgrad.training.problem import load_data, make_net
 from flipgrad.training.processes import Processes, connect
 from flipgrad.training.rate import automatic_rate
@@ -13,6 +13,7 @@ from flipgrad.training.run import RunFolder, read_config, read_trials
 from flipgrad.training.trainer import DivergenceError, Trainer
 
 __all__ = [
+    "MODELS",
     "Checkpoint",
     "DivergenceError",
     "Evaluation",
@@ -22,12 +23,16 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "automatic_rate",
+    "cifar_net",
     "connect",
     "digits_net",
     "evaluate",
+    "fully_connected",
     "load_data",
     "load_run",
     "make_net",
+    "mnist_net",
+    "model",
     "read_config",
     "read_trials",
     "train",

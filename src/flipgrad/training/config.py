@@ -11,6 +11,8 @@ import torch
 from flipgrad.data import AUGMENTATIONS
 from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
+from flipgrad.noise import NOISES
+from flipgrad.training.models import NORMS
 
 DATA = ("digits", "toy", "mnist", "cifar10", "images")
 SCHEDULES = ("constant", "cosine", "step")
@@ -29,9 +31,11 @@ class TrainConfig:
         data: "digits", "toy", "mnist", "cifar10", or "images" for a folder of images by class.
         data_folder: where the files of "mnist", "cifar10" or "images" are.
         image_size: resize "images" to so many pixels, squared; None if they have one size.
-        model: "auto" for the data set's own network; widths of binary layers such as "200-200"; or
-            "package.module:function", called with the data set.
-        width: the factor on the channels of the CIFAR-10 network.
+        model: "auto" for the data set's own network; a name from ``training.MODELS``; widths of binary layers such as
+            "200-200"; or "package.module:function", called with the data set.
+        width: the factor on the channels or units of our networks.
+        norm: before every sign of our networks: "none", "batch" (BatchNorm) or "affine" (a learned scale and shift).
+        noise: of all units of our networks: "logistic", "normal", "laplace" or "uniform".
         estimator: a name from ``flipgrad.estimators.ESTIMATORS``, with a number where it takes one ("concrete:0.1") or with a
             baseline ("reinforce+running").
         epochs: passes over the training images.
@@ -63,6 +67,8 @@ class TrainConfig:
     image_size: int | None = None
     model: str = AUTO
     width: float = 1.0
+    norm: str = "none"
+    noise: str = "logistic"
     estimator: str = "psa"
     epochs: int = 45
     batch_size: int = 64
@@ -156,6 +162,8 @@ class TrainConfig:
 KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,), "None": (type(None),)}
 CHOICES: dict[str, tuple[str, ...]] = {
     "data": DATA,
+    "norm": NORMS,
+    "noise": tuple(NOISES),
     "schedule": SCHEDULES,
     "optimizer": OPTIMIZERS,
     "augment": (AUTO, *AUGMENTATIONS),

@@ -1,16 +1,26 @@
-"""Networks for the built-in data sets."""
+"""Networks for the built-in data sets, and by name for the command line."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, Literal, Protocol, get_args
 
 from torch import nn
 
+from flipgrad.data import DataSet
 from flipgrad.errors import InputError
 from flipgrad.layers import BinaryConv2d, BinaryLinear
 from flipgrad.network import Sequential
 from flipgrad.noise import Noise
+from flipgrad.norms import Norm, ScaleShift
+
+# Before every sign: nothing, BatchNorm, or a learned scale and shift per channel.
+NormName = Literal["none", "batch", "affine"]
+NORMS: tuple[NormName, ...] = get_args(NormName)
 
 # The paper's network for CIFAR-10, layer by layer.
 CIFAR_CHANNELS = (96, 96, 96, 192, 192, 192, 192, 192)
@@ -18,32 +28,52 @@ CIFAR_KERNELS = (3, 3, 3, 3, 3, 3, 3, 1)
 CIFAR_STRIDES = (1, 1, 2, 1, 1, 2, 1, 1)
 
 
-def digits_net(classes: int = 10) -> Sequential:
-    """A small convolutional net for 8x8 images: a real-valued convolution, two binary ones, a linear head."""
+def digits_net(classes: int = 10, *, width: float = 1.0, noise: Noise | None = None, norm: NormName = "none") -> Sequential:
+    """A small convolutional net for 8x8 images: a real-valued convolution, two binary ones, a linear head.
+
+    Args:
+        classes: outputs of the head.
+        width: the factor on the numbers of channels.
+        noise: of all units; logistic by default.
+        norm: before every sign: "none", "batch" (``BatchNorm``) or "affine" (:class:`flipgrad.ScaleShift`).
+    """
+    first, second, third = _widened("digits_net", width, (32, 64, 64))
+    layer = _Layers(noise, norm)
     return Sequential(
-        nn.Conv2d(1, 32, 3, padding=1),
+        nn.Conv2d(1, first, 3, padding=1),
         nn.ReLU(),
-        BinaryConv2d(32, 64, 3, stride=2, padding=1),
-        BinaryConv2d(64, 64, 3),
+        layer.conv(first, second, 3, stride=2, padding=1),
+        layer.conv(second, third, 3),
         nn.Flatten(),
-        head=nn.Linear(64 * 2 * 2, classes),
+        head=nn.Linear(third * 2 * 2, classes),
     )
 
 
-def fully_connected(inputs: int, widths: Sequence[int], classes: int, *, noise: Noise | None = None) -> Sequential:
-    """Binary layers of the given ``widths``, each connected to all of the one before, and a linear head.
+def mnist_net(classes: int = 10, *, width: float = 1.0, noise: Noise | None = None, norm: NormName = "none") -> Sequential:
+    """A convolutional net for 28x28 images: a real-valued convolution, three binary ones, a linear head on 512 units.
 
-    >>> fully_connected(2, [5, 5, 5], 2).head
-    Linear(in_features=5, out_features=2, bias=True)
+    Small enough for a processor: strides in place of pooling keep the binary layers at 7x7, 5x5 and 2x2 positions.
+
+    Args:
+        classes: outputs of the head.
+        width: the factor on the numbers of channels.
+        noise: of all units; logistic by default.
+        norm: before every sign, as for :func:`digits_net`.
     """
-    if not widths or min(widths) < 1:
-        raise InputError(f"widths={list(widths)}: give the units of every binary layer, e.g. 5-5-5")
-    sizes = [inputs, *widths]
-    layers = [BinaryLinear(n, m, noise=noise) for n, m in pairwise(sizes)]
-    return Sequential(*layers, head=nn.Linear(widths[-1], classes))
+    first, second, third, fourth = _widened("mnist_net", width, (32, 64, 128, 128))
+    layer = _Layers(noise, norm)
+    return Sequential(
+        nn.Conv2d(1, first, 5, stride=2, padding=2),
+        nn.ReLU(),
+        layer.conv(first, second, 3, stride=2, padding=1),
+        layer.conv(second, third, 3),
+        layer.conv(third, fourth, 3, stride=2),
+        nn.Flatten(),
+        head=nn.Linear(fourth * 2 * 2, classes),
+    )
 
 
-def cifar_net(width: float = 1.0, classes: int = 10, *, noise: Noise | None = None) -> Sequential:
+def cifar_net(width: float = 1.0, classes: int = 10, *, noise: Noise | None = None, norm: NormName = "none") -> Sequential:
     """The paper's all-convolutional network for 32x32 colour images: eight binary convolutions and a linear head.
 
     Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochastic Binary Networks. NeurIPS 2020,
@@ -53,12 +83,117 @@ def cifar_net(width: float = 1.0, classes: int = 10, *, noise: Noise | None = No
         width: the factor on the numbers of channels.
         classes: outputs of the head.
         noise: of all units; logistic by default.
+        norm: before every sign, as for :func:`digits_net`; the paper has none.
     """
-    if not width > 0:
-        raise InputError(f"cifar_net(width={width}): the factor on the channels must be positive, e.g. 0.25")
-    channels = [3, *(max(1, round(width * depth)) for depth in CIFAR_CHANNELS)]
+    channels = [3, *_widened("cifar_net", width, CIFAR_CHANNELS)]
+    layer = _Layers(noise, norm)
     layers = [
-        BinaryConv2d(n, m, kernel, stride, noise=noise)
+        layer.conv(n, m, kernel, stride)
         for (n, m), kernel, stride in zip(pairwise(channels), CIFAR_KERNELS, CIFAR_STRIDES, strict=True)
     ]
     return Sequential(*layers, nn.Flatten(), head=nn.Linear(channels[-1] * 2 * 2, classes))
+
+
+def fully_connected(
+    inputs: int, widths: Sequence[int], classes: int, *, noise: Noise | None = None, norm: NormName = "none"
+) -> Sequential:
+    """Binary layers of the given ``widths``, each connected to all of the one before, and a linear head.
+
+    Args:
+        inputs: numbers per example, [B, inputs].
+        widths: units of every binary layer.
+        classes: outputs of the head.
+        noise: of all units; logistic by default.
+        norm: before every sign, as for :func:`digits_net`.
+
+    >>> fully_connected(2, [5, 5, 5], 2).head
+    Linear(in_features=5, out_features=2, bias=True)
+    """
+    return Sequential(*_connected(inputs, widths, _Layers(noise, norm)), head=nn.Linear(widths[-1], classes))
+
+
+class _Make(Protocol):
+    def __call__(self, *, width: float, classes: int, noise: Noise | None, norm: NormName) -> Sequential: ...
+
+
+# By name: the network, and the images [C, H, W] that it is for.
+MODELS: dict[str, tuple[_Make, tuple[int, int, int]]] = {
+    "digits": (digits_net, (1, 8, 8)),
+    "mnist": (mnist_net, (1, 28, 28)),
+    "cifar": (cifar_net, (3, 32, 32)),
+}
+
+
+def model(name: str, data: DataSet, width: float = 1.0, *, norm: NormName = "none", noise: Noise | None = None) -> Sequential:
+    """The network called ``name`` for a data set.
+
+    Args:
+        name: one of ``MODELS``, or the units of every layer of a fully connected net, such as "200-200-200-200".
+        data: what it is to be trained on.
+        width: the factor on the numbers of channels or units.
+        norm: before every sign, as for :func:`digits_net`.
+        noise: of all units; logistic by default.
+
+    Raises:
+        InputError: if there is no such network, or it is not for such images.
+
+    >>> from flipgrad.data import digits
+    >>> model("50-50", digits()).head
+    Linear(in_features=50, out_features=10, bias=True)
+    """
+    shape = tuple(data.train.x.shape[1:])
+    if re.fullmatch(r"\d+(-\d+)*", name):
+        widths = _widened("model", width, _checked([int(units) for units in name.split("-")]))
+        layers = _connected(data.train.x[0].numel(), widths, _Layers(noise, norm))
+        return Sequential(nn.Flatten(), *layers, head=nn.Linear(widths[-1], data.classes))
+    if name not in MODELS:
+        raise InputError(f"unknown model {name!r}; choose from {', '.join(MODELS)}, or give widths such as 200-200-200-200")
+    make, wanted = MODELS[name]
+    if shape != wanted:
+        fitting = [other for other, (_, images) in MODELS.items() if images == shape]
+        raise InputError(
+            f"model {name!r} is for inputs {list(wanted)}, the data set '{data.name}' has {list(shape)}; choose "
+            f"{' or '.join([*fitting, 'widths such as 200-200-200-200'])}"
+        )
+    return make(width=width, classes=data.classes, noise=noise, norm=norm)
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Makes the binary layers of a network, all with the same noise and kind of norm.
+
+    The norm has a shift of its own, so a layer with one has no bias.
+    """
+
+    noise: Noise | None
+    norm: NormName
+
+    def __post_init__(self) -> None:
+        if self.norm not in NORMS:
+            raise InputError(f"unknown norm {self.norm!r}; choose from {', '.join(NORMS)}")
+
+    def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0) -> BinaryConv2d:
+        return BinaryConv2d(inputs, outputs, kernel, stride, padding, **self._options(nn.BatchNorm2d, outputs))
+
+    def linear(self, inputs: int, outputs: int) -> BinaryLinear:
+        return BinaryLinear(inputs, outputs, **self._options(nn.BatchNorm1d, outputs))
+
+    def _options(self, batch_norm: type[nn.BatchNorm1d | nn.BatchNorm2d], channels: int) -> dict[str, Any]:
+        norm: Norm | None = {"batch": batch_norm, "affine": ScaleShift, "none": lambda channels: None}[self.norm](channels)
+        return {"bias": norm is None, "noise": self.noise, "norm": norm}
+
+
+def _connected(inputs: int, widths: Sequence[int], layer: _Layers) -> list[BinaryLinear]:
+    return [layer.linear(n, m) for n, m in pairwise([inputs, *_checked(widths)])]
+
+
+def _checked(widths: Sequence[int]) -> Sequence[int]:
+    if not widths or min(widths) < 1:
+        raise InputError(f"widths={list(widths)}: give the units of every binary layer, e.g. 5-5-5")
+    return widths
+
+
+def _widened(name: str, width: float, channels: Sequence[int]) -> list[int]:
+    if not 0 < width < math.inf:
+        raise InputError(f"{name}(width={width}): the factor on the channels must be positive, e.g. 0.25")
+    return [max(1, round(width * depth)) for depth in channels]

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import nn
 
 from flipgrad.data import DataSet, cifar10, digits, image_folder, mnist, toy
 from flipgrad.errors import InputError
 from flipgrad.network import Sequential
+from flipgrad.noise import noise_by_name
 from flipgrad.training.config import AUTO, TrainConfig
-from flipgrad.training.models import cifar_net, digits_net, fully_connected
+from flipgrad.training.models import NormName, model
 from flipgrad.training.own import own_function
 
 # Data sets whose files a person has to bring.
 NEED_FOLDER = ("mnist", "cifar10", "images")
 
 # The network of every data set that has one.
-MODELS: dict[str, Callable[[TrainConfig, DataSet], Sequential]] = {
-    "digits": lambda config, data: digits_net(data.classes),
-    "toy": lambda config, data: dense_net(data, [5, 5, 5]),
-    "mnist": lambda config, data: dense_net(data, [200] * 4),
-    "cifar10": lambda config, data: cifar_net(config.width, data.classes),
-}
+OWN = {"digits": "digits", "toy": "5-5-5", "mnist": "mnist", "cifar10": "cifar"}
 
 # The usual augmentation of every data set.
 AUGMENT = {"digits": "shift", "toy": "none", "mnist": "affine", "cifar10": "flip-crop", "images": "none"}
@@ -52,23 +48,16 @@ def load_data(config: TrainConfig) -> DataSet:
 
 def make_net(config: TrainConfig, data: DataSet) -> Sequential:
     """The network with its first weights, which only the seed decides."""
-    if config.width != 1 and not (config.data == "cifar10" and config.model == AUTO):
-        raise InputError("width is the factor on the channels of the CIFAR-10 network; it goes with --data cifar10 alone")
+    name = config.model
+    if name == AUTO:
+        if config.data not in OWN:
+            raise InputError(f"there is no network for '{config.data}': give --model, e.g. 200-200 or package.module:function")
+        name = OWN[config.data]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        if config.model != AUTO:
-            return _own_net(config.model, data) if ":" in config.model else dense_net(data, _widths(config.model))
-        if config.data not in MODELS:
-            raise InputError(f"there is no network for '{config.data}': give --model, e.g. 200-200 or package.module:function")
-        return MODELS[config.data](config, data)
-
-
-def dense_net(data: DataSet, widths: list[int]) -> Sequential:
-    """Fully connected binary layers of the given ``widths`` for inputs of any shape."""
-    net = fully_connected(data.train.x[0].numel(), widths, data.classes)
-    if data.train.x.dim() == 2:
-        return net
-    return Sequential(nn.Flatten(), *(net[k] for k in range(len(net))), head=net.head)
+        if ":" in name:
+            return _own_net(config, data)
+        return model(name, data, config.width, norm=cast(NormName, config.norm), noise=noise_by_name(config.noise))
 
 
 def augmentation(config: TrainConfig) -> str:
@@ -76,15 +65,11 @@ def augmentation(config: TrainConfig) -> str:
     return AUGMENT[config.data] if config.augment == AUTO else config.augment
 
 
-def _widths(model: str) -> list[int]:
-    try:
-        return [int(width) for width in model.split("-")]
-    except ValueError:
-        raise InputError(f"model {model!r}: give auto, widths such as 200-200, or package.module:function") from None
-
-
-def _own_net(model: str, data: DataSet) -> Sequential:
-    net = own_function(model)(data)
+def _own_net(config: TrainConfig, data: DataSet) -> Sequential:
+    for name in ("width", "norm", "noise"):
+        if getattr(config, name) != getattr(TrainConfig, name):
+            raise InputError(f"{name} is for our own networks; {config.model!r} decides itself: leave --{name} out")
+    net = own_function(config.model)(data)
     if not isinstance(net, Sequential):
-        raise InputError(f"--model {model!r} must return a flipgrad.Sequential for the data set, got {net!r:.60}")
+        raise InputError(f"--model {config.model!r} must return a flipgrad.Sequential for the data set, got {net!r:.60}")
     return net

@@ -1,0 +1,318 @@
+r"""Normalisation of pre-activations before the sign: :math:`a = s \odot (A x + b) + t`, one s and t per output channel.
+
+A flip of an input unit changes a by :math:`2 s_j A_{ji}`, so the scale belongs to the weight that flips see.
+
+Where s and t do not depend on the states (:class:`ScaleShift`, or ``BatchNorm`` in eval mode, with
+:math:`s = \gamma / \sqrt{v + \epsilon}` and :math:`t = \beta - s \mu` of the running mean and variance) they are folded into
+weight and bias: what comes out is an ordinary affine map, and every estimator is what it is without a norm.
+
+``BatchNorm`` in training mode takes mean and variance from the batch: see :class:`BatchNormMap`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from flipgrad.affine import Affine, ConvMap, FixedMap, FoldedMap, LinearMap, transpose
+from flipgrad.errors import InputError
+from flipgrad.noise import Noise
+
+
+@final
+class ScaleShift(nn.Module):
+    r"""A learned scale and shift of every channel, :math:`s_c h_c + t_c`: the ``norm`` of a binary layer without statistics.
+
+    It treats examples alone, in training as in eval mode, and ``net.initialize`` sets it so that the layer's pre-activations
+    have mean 0 and variance 1 on a batch.
+
+    Args:
+        channels: output channels of the layer.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> import flipgrad as fg
+    >>> layer = fg.BinaryLinear(4, 8, bias=False, norm=fg.ScaleShift(8))
+    """
+
+    def __init__(self, channels: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        if channels < 1:
+            raise InputError(f"ScaleShift({channels}): give the layer's number of output channels, at least 1")
+        self.num_features = channels
+        self.scale = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
+        self.shift = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` [B, channels, ...], scaled and shifted."""
+        shape = (-1, *[1] * (x.dim() - 2))
+        return x * self.scale.view(shape) + self.shift.view(shape)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}"
+
+
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
+Norm = BatchNorm | ScaleShift
+
+
+def check_norm(norm: nn.Module | None, batch_norm: type[BatchNorm], channels: int, layer: str) -> None:
+    """Refuse what does not normalise the ``channels`` of a ``layer`` that ``batch_norm`` belongs to."""
+    if norm is None:
+        return
+    # Subclasses may do anything in their forward, which is not what runs.
+    if not (type(norm) is batch_norm or isinstance(norm, ScaleShift)):
+        raise InputError(
+            f"{layer}(norm={norm}): a norm must scale and shift every output channel, so that it folds into the weight; use "
+            f"nn.{batch_norm.__name__}({channels}) or fg.ScaleShift({channels})"
+        )
+    if norm.num_features != channels:
+        raise InputError(
+            f"{layer}(norm={norm}): the norm is for {norm.num_features} channels, the layer has {channels}; use "
+            f"{type(norm).__name__}({channels})"
+        )
+
+
+def uses_batch(norm: Norm | None) -> bool:
+    """Whether the norm takes statistics from the batch at hand, so that its examples depend on each other."""
+    return isinstance(norm, BatchNorm) and (norm.training or norm.running_mean is None)
+
+
+def normalised(affine: LinearMap | ConvMap, connectors: tuple[nn.Module, ...], norm: Norm | None) -> Affine:
+    """The map of a layer's input, seen through ``connectors``, to its pre-activations after the ``norm``."""
+    if isinstance(norm, BatchNorm) and uses_batch(norm):
+        return BatchNormMap(_behind(connectors, affine), norm)
+    return _behind(connectors, affine if norm is None else _folded(affine, *_fixed(norm)))
+
+
+def effective_weight(weight: Tensor, norm: Norm | None) -> Tensor:
+    """The weight [out, ...] that flips see; of ``BatchNorm`` in training mode, as it would be in eval mode."""
+    return weight if norm is None else per_channel(weight, _fixed(norm)[0])
+
+
+def whiten(norm: Norm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Make a norm whiten channels of that ``mean`` and ``variance`` [channels]; the scale and the shift that it then has.
+
+    :class:`ScaleShift` takes the scale and the shift for its own; ``BatchNorm`` takes the statistics for its running ones,
+    and keeps its parameters.
+    """
+    if isinstance(norm, ScaleShift):
+        norm.scale.copy_(variance.rsqrt())
+        norm.shift.copy_(-mean * norm.scale)
+        return norm.scale, norm.shift
+    if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
+        norm.num_batches_tracked.fill_(1)
+    return _scale_and_shift(norm, mean, torch.rsqrt(variance + norm.eps))
+
+
+class Statistics(NamedTuple):
+    """What a batch was normalised with: its map's values before that, and every channel's mean and 1 / standard deviation."""
+
+    h: Tensor
+    mean: Tensor
+    inverse: Tensor
+
+
+@final
+@dataclass
+class BatchNormMap(Affine):
+    r"""A map followed by batch normalisation with the statistics of the batch at hand: ``BatchNorm`` in training mode.
+
+    Ioffe, Szegedy. Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift. ICML 2015.
+    With :math:`h = A x + b`, and the mean :math:`\mu` and the variance :math:`v` of every channel of h over the batch (and
+    space),
+
+    .. math:: a = s \odot (h - \mu) + \beta, \quad s = \gamma / \sqrt{v + \epsilon}.
+
+    In the parameters and in real-valued inputs the derivative is the ordinary one, also through the statistics. A flip of one
+    unit of one example acts in two ways. It moves that example's own pre-activations, by :math:`2 s_j A_{ji}`, which is large:
+    that part is the flip product with the weight :math:`s \odot A`, the statistics being held. And it moves the statistics, by
+    O(1/N) where a channel has N pre-activations in the batch. That moves each of the N by very little, but all of them
+    together as much as the first part does, so it must not be left out. The N changes being small, the loss is linear in them;
+    the statistics are not in x, but have discrete derivatives in closed form. With u' the gradient in the next states,
+
+    .. math::
+        u_i = \sum_j u'_j\, D_i m_j \big|_{\mu, v} + \sum_c
+        \Big(D_i \mu_c \frac{\partial}{\partial \mu_c} + D_i v_c \frac{\partial}{\partial v_c}\Big) \sum_j u'_j\, m_j ,
+
+    .. math::
+        D_i \mu_c = \frac1N \sum_{j \in c} A_{ji}, \quad
+        D_i v_c = \frac2N \sum_{j \in c} A_{ji} (h_j - \mu_c - A_{ji} x_i) ,
+
+    the discrete derivative of the whole batch's loss up to O(1/N). (The ordinary derivative of v lacks the last term.)
+
+    The statistics are taken, and the running ones updated, in the first evaluation of a map; later ones of the same map use
+    the same statistics.
+
+    Attributes:
+        inner: the map before the norm.
+        norm: the module.
+    """
+
+    inner: FixedMap
+    norm: BatchNorm
+    _first: Statistics | None = field(default=None, init=False)
+
+    @property
+    def parameter(self) -> Tensor:
+        """The weight times the scale of the first evaluation."""
+        first = self._statistics()
+        scale, _ = _scale_and_shift(self.norm, first.mean, first.inverse)
+        return per_channel(self.inner.parameter, scale)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        return self._normalise(h) if self._first is None else self._apply(self._first, h)
+
+    def besides_flips(self, x: Tensor) -> Tensor:
+        h = self.inner(x.detach())
+        with torch.no_grad():
+            a = self._normalise(h)
+        first = self._statistics()
+        tensors = (h, x, self.norm.weight, self.norm.bias, a, first.mean, first.inverse, self.inner.parameter.detach())
+        result: Tensor = _Normalised.apply(*tensors, self.inner, self.norm)  # type: ignore[no-untyped-call]
+        return result
+
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        return self.inner.flip_product(x, a, grad, weight, noise, tolerance)
+
+    def variance(self, v: Tensor) -> Tensor:
+        first = self._statistics()
+        # Anew from h: here the derivative through the statistics is wanted too.
+        channels = _rows(self.norm, first.h).transpose(0, 1).flatten(1)
+        inverse = torch.rsqrt(channels.var(1, correction=0) + self.norm.eps)
+        scale, _ = _scale_and_shift(self.norm, first.mean, inverse)
+        return self.inner.variance(v) * _spread(self.norm, scale.square())
+
+    def _normalise(self, h: Tensor) -> Tensor:
+        """Normalise ``h`` with its own statistics, keep these, and update the running ones as the module would."""
+        norm, rows = self.norm, _rows(self.norm, h)
+        channels = rows.shape[1]
+        if rows.numel() == channels:
+            raise InputError(
+                f"{norm} in training mode: pre-activations {list(h.shape)} have one value per channel and no variance; use "
+                "more examples, or net.eval()"
+            )
+        if not rows.numel():
+            # Nothing has no statistics, and needs none.
+            self._first = Statistics(h, rows.new_zeros(channels), rows.new_ones(channels))
+            return self._apply(self._first, h)
+        running = (norm.running_mean, norm.running_var)
+        a, mean, inverse = torch.native_batch_norm(rows, norm.weight, norm.bias, *running, True, _momentum(norm), norm.eps)
+        self._first = Statistics(h, mean.detach(), inverse.detach())
+        return a.view_as(h)
+
+    def _apply(self, statistics: Statistics, h: Tensor) -> Tensor:
+        scale, shift = _scale_and_shift(self.norm, statistics.mean, statistics.inverse)
+        return h * _spread(self.norm, scale) + _spread(self.norm, shift)
+
+    def _statistics(self) -> Statistics:
+        if self._first is None:
+            raise RuntimeError("the statistics of a batch are known once its pre-activations were evaluated")
+        return self._first
+
+
+@final
+class _Normalised(torch.autograd.Function):
+    """Normalised pre-activations; backward, the ordinary derivative, and to the binary input the statistics' part of it."""
+
+    @staticmethod
+    def forward(
+        h: Tensor,
+        x: Tensor,
+        gamma: Tensor | None,
+        beta: Tensor | None,
+        a: Tensor,
+        mean: Tensor,
+        inverse: Tensor,
+        weight: Tensor,
+        inner: FixedMap,
+        norm: BatchNorm,
+    ) -> Tensor:
+        return a.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        h, x, gamma, _, _, mean, inverse, weight, ctx.inner, ctx.norm = inputs
+        ctx.save_for_backward(h, x, gamma, mean, inverse, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        h, x, gamma, mean, inverse, weight = ctx.saved_tensors
+        rows = _rows(ctx.norm, h)
+        channels = rows.shape[1]
+        if not rows.numel():
+            none = [None if gamma is None else torch.zeros_like(gamma)] * 2
+            return torch.zeros_like(h), torch.zeros_like(x), *none, *[None] * 6
+        arguments = (_rows(ctx.norm, grad).contiguous(), rows, gamma, None, None, mean, inverse, True, ctx.norm.eps)
+        grad_h, grad_gamma, grad_beta = torch.ops.aten.native_batch_norm_backward(*arguments, [True, True, True])
+        grad_h = grad_h.view_as(h)
+        grad_x = None
+        if ctx.needs_input_grad[1]:
+            scale = inverse if gamma is None else inverse * gamma
+            inner = ctx.inner.with_weight(weight)
+            ordinary = inner.transposed(grad_h - grad * _spread(ctx.norm, scale), x)
+            # 2/N times the derivative in every channel's variance, the same for all examples.
+            factor = -scale * inverse * grad_gamma * (channels / rows.numel())
+            squares = transpose(inner.variance, x[:1], _spread(ctx.norm, factor).expand_as(h[:1]))
+            grad_x = torch.addcmul(ordinary, x, squares, value=-1)
+        learned = (None, None) if gamma is None else (grad_gamma, grad_beta)
+        return grad_h, grad_x, *learned, *[None] * 6
+
+
+def per_channel(weight: Tensor, scale: Tensor) -> Tensor:
+    """The ``weight`` [out, ...] with every output channel scaled."""
+    return weight * scale.view(-1, *[1] * (weight.dim() - 1))
+
+
+def _behind(connectors: tuple[nn.Module, ...], affine: LinearMap | ConvMap) -> FixedMap:
+    return FoldedMap(affine, connectors) if connectors else affine
+
+
+def _folded(affine: LinearMap | ConvMap, scale: Tensor, shift: Tensor) -> LinearMap | ConvMap:
+    """The map scaled and shifted: one of the same kind."""
+    bias = shift if affine.bias is None else torch.addcmul(shift, affine.bias, scale)
+    return replace(affine, weight=per_channel(affine.weight, scale), bias=bias)
+
+
+def _fixed(norm: Norm) -> tuple[Tensor, Tensor]:
+    """The scale and the shift [channels] of a norm that does not look at the batch."""
+    if isinstance(norm, ScaleShift):
+        return norm.scale, norm.shift
+    mean, variance = norm.running_mean, norm.running_var
+    if mean is None or variance is None:
+        raise InputError(f"{norm} keeps no running statistics, so its scale is that of a batch; use track_running_stats=True")
+    return _scale_and_shift(norm, mean, torch.rsqrt(variance + norm.eps))
+
+
+def _scale_and_shift(norm: BatchNorm, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale and the shift [channels] of a normalisation with these statistics."""
+    if not norm.affine:
+        return inverse, -mean * inverse
+    scale = norm.weight * inverse
+    return scale, norm.bias - mean * scale
+
+
+def _momentum(norm: BatchNorm) -> float:
+    """The weight of this batch in the running statistics, which it counts: without a momentum they are plain averages."""
+    if not norm.training or norm.num_batches_tracked is None:
+        return 0.0
+    norm.num_batches_tracked.add_(1)
+    return 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+
+
+def _rows(norm: BatchNorm, h: Tensor) -> Tensor:
+    """Pre-activations with their channels in dimension 1."""
+    return h if isinstance(norm, nn.BatchNorm2d) else h.reshape(-1, h.shape[-1])
+
+
+def _spread(norm: BatchNorm, values: Tensor) -> Tensor:
+    """``values`` [channels] in a shape that broadcasts over pre-activations."""
+    return values.view(-1, 1, 1) if isinstance(norm, nn.BatchNorm2d) else values
