@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from flipgrad.errors import InputError
 from flipgrad.plots._fields import brief, get, is_finite, load, mapping
 from flipgrad.plots.labels import GAP, LINE, label_ends
-from flipgrad.plots.style import GREY, SMALL, SOLID, Style, defaults, ordered, save, style_of, text_width, tidy
+from flipgrad.plots.style import SMALL, SOLID, Style, defaults, ordered, save, style_of, text_width, tidy
 
 REWRITE = "run the experiment again to rewrite it"
 TITLES = {"none": "no augmentation", "affine": "affine augmentation", "flip-crop": "flip & crop augmentation"}
@@ -42,12 +41,11 @@ class Kind:
     label: str
     solid: str
     dotted: str | None = None
-    dotted_label: str = ""
     percent: bool = False
 
 
-LOSS = Kind("training loss", "train_loss", "objective", "relaxed objective")
-ACCURACY = Kind("validation accuracy", "accuracy_n", "accuracy_1", "of 1 sample, solid of 10", percent=True)
+LOSS = Kind("training loss", "train_loss", "objective")
+ACCURACY = Kind("validation accuracy", "accuracy_n", "accuracy_1", percent=True)
 VALIDATION = Kind("validation loss", "loss")
 TRAINING = Kind("training accuracy", "train_accuracy", percent=True)
 
@@ -85,12 +83,15 @@ def learning_figure(result: Path, kinds: Sequence[Kind]) -> Figure:
     columns = len(runs) if len(runs) > 1 else len(kinds)
     with defaults():
         figure, every = _grid(panels, columns, runs)
+        ends = []
         for axes, (augment, kind) in zip(every, panels, strict=True):
-            _panel(axes, runs[augment], kind)
+            ends.append(_panel(axes, runs[augment], kind))
             title = TITLES.get(augment, augment)
             axes.set_title(title if len(runs) > 1 else f"{kind.label}, {title}", pad=4)
         for row in range(0, len(every), columns):
             _share_limits(every[row : row + columns] if len(runs) > 1 else [])
+        for axes, named in zip(every, ends, strict=True):
+            _name(axes, named)
         return figure
 
 
@@ -107,7 +108,8 @@ def muprop_figure(result: Path) -> Figure:
         width, height = LEFT + 4.2 + room, ABOVE + 2.6 + BELOW
         figure = Figure(figsize=(width, height))
         axes = figure.add_axes((LEFT / width, BELOW / height, 4.2 / width, 2.6 / height))
-        ends, lows, highs = {}, [], []
+        ends: Ends = {}
+        lows, highs = [], []
         for run in _shaded(runs):
             loss = run.curves["train_loss"]
             if not len(loss):
@@ -124,7 +126,7 @@ def muprop_figure(result: Path) -> Figure:
         axes.set_ylabel("training loss (expected loss)", labelpad=3)
         axes.set_title(TITLES["flip-crop"], pad=4)
         tidy(axes)
-        label_ends(axes, {name: (x, _within(axes, y), style) for name, (x, y, style) in ends.items()})
+        _name(axes, ends)
         return figure
 
 
@@ -204,8 +206,12 @@ def _grid(panels: Sequence[tuple[str, Kind]], columns: int, runs: Mapping[str, S
     return figure, every
 
 
-def _panel(axes: Axes, runs: Sequence[Trained], kind: Kind) -> None:
-    ends: dict[str, tuple[float, float, Style]] = {}
+# The last points of lines, by what they are called.
+Ends = dict[str, tuple[float, float, Style]]
+
+
+def _panel(axes: Axes, runs: Sequence[Trained], kind: Kind) -> Ends:
+    ends: Ends = {}
     lows, highs = [], []
     longest = max((len(run.curves[kind.solid]) for run in runs), default=0)
     width = max(1.0, longest / 40)
@@ -224,6 +230,7 @@ def _panel(axes: Axes, runs: Sequence[Trained], kind: Kind) -> None:
             more, spread = smooth(run.curves[kind.dotted], width)
             _line(axes, run, more, DOTS, spread, label=False)
             lows.append(more.min())
+            highs.append(more.max())
             dotted = True
     _epochs(axes, runs)
     tidy(axes)
@@ -231,14 +238,15 @@ def _panel(axes: Axes, runs: Sequence[Trained], kind: Kind) -> None:
         axes.set_ylim(
             (max(0.0, 0.96 * min(lows)), 1.02 * max(highs)) if kind.percent else _limits(np.array(lows), np.array(highs))
         )
-    axes.set_ylabel(kind.label, labelpad=3)
+    remark = (" (dotted: 1 sample)" if kind.percent else " (dotted: relaxed)") if dotted else ""
+    axes.set_ylabel(kind.label + remark, labelpad=3)
     if kind.percent:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
-    if dotted:
-        key = Line2D([], [], color=GREY, linewidth=1.2, dashes=DOTS)
-        legend = axes.legend([key], [kind.dotted_label], frameon=False, fontsize=SMALL, loc="lower right")
-        if not kind.percent:
-            legend.set_loc("lower left")
+    return ends
+
+
+def _name(axes: Axes, ends: Ends) -> None:
+    """Name the lines; one that has left the axes is named where it left."""
     label_ends(axes, {name: (x, _within(axes, y), style) for name, (x, y, style) in ends.items()})
 
 
@@ -247,7 +255,7 @@ def _line(
 ) -> None:
     """A curve over epochs, and the band of three standard deviations about it."""
     style, epochs = run.style, np.arange(1, len(mean) + 1)
-    (line,) = axes.plot(epochs, mean, color=style.colour, linewidth=0.7 * style.width, zorder=style.zorder)
+    (line,) = axes.plot(epochs, mean, color=style.colour, linewidth=max(1.0, 0.7 * style.width), zorder=style.zorder)
     line.set_label(run.label if label else "_")
     # A line through one point is invisible.
     line.set_marker("o" if len(mean) == 1 else "")

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from flipgrad.errors import InputError
 from flipgrad.plots._fields import get, is_finite, load, mapping
-from flipgrad.plots.style import GREY, SMALL, defaults, log_ticks, ordered, save, style_of, tidy
+from flipgrad.plots.style import GREY, SMALL, defaults, ordered, save, style_of, tidy
 
 REWRITE = "run the experiment again to rewrite it"
 PANELS = {
@@ -38,7 +39,7 @@ def timing_figure(result: Path) -> Figure:
         for index, (key, title) in enumerate(PANELS.items()):
             place = ((left + index * (across + gap)) / width, below / height, across / width, up / height)
             axes = figure.add_axes(place)
-            axes.set(xscale="log", ylim=(len(names) - 0.5, -0.5))
+            axes.set_ylim(len(names) - 0.5, -0.5)
             axes.axvline(1, color=GREY, linewidth=0.8)
             values = []
             for row, name in enumerate(names):
@@ -51,18 +52,19 @@ def timing_figure(result: Path) -> Figure:
                 axes.plot([theirs], [row], "o", markersize=4.5, color=style.colour, markerfacecolor="white", label="_")
                 axes.plot([ours], [row], "o", markersize=4.5, color=style.colour, label=name)
                 values += [theirs, ours]
-            axes.set_xlim(min(*values, 0.9) / 1.15, max(values) * 1.2)
+            axes.set_xlim(0, 1.1 * max(values))
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
             axes.set_yticks(range(len(names)), labels=names if index == 0 else [""] * len(names))
             axes.set_title(title, pad=4)
             axes.set_xlabel(f"ratio to {reference}", labelpad=2)
             tidy(axes)
-            log_ticks(axes, "x")
             axes.tick_params(axis="y", length=0)
         keys = [
             Line2D([], [], marker="o", linestyle="", markersize=4.5, color=GREY, markerfacecolor=face)
             for face in ("white", GREY)
         ]
-        labels = ["the paper, on a GPU", f"here, {get(record, 'threads', where)} thread(s)"]
+        threads = get(record, "threads", where)
+        labels = ["the paper, on a GPU", f"here, on {threads} thread{'s' * (threads != 1)} of a processor"]
         figure.legend(keys, labels, loc="upper right", ncols=2, frameon=False, fontsize=SMALL, borderpad=0, handletextpad=0.2)
         return figure
 

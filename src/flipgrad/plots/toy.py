@@ -40,14 +40,13 @@ def toy_training_figure(result: Path) -> Figure:
     record = load(result, missing="run the experiment that writes it", broken=REWRITE)
     methods = mapping(record, "methods", str(result))
     with defaults():
-        figure = Figure(figsize=(5.2, 3.1))
-        axes = figure.add_axes((0.105, 0.135, 0.67, 0.845))
+        figure = Figure(figsize=(4.8, 3.1))
+        axes = figure.add_axes((0.115, 0.135, 0.70, 0.845))
         ends = {}
         most = 1.0
         for name in ordered(methods):
             where = f"{result}, {name!r}"
-            # Epoch 0, before training, is the first point of a logarithmic axis.
-            epochs = [max(epoch, 0.7) for epoch in numbers(methods[name], "epochs", where, low=0)]
+            epochs = numbers(methods[name], "epochs", where, low=1)
             runs = get(methods[name], "runs", where)
             style = style_of(name)
             for kind, line in KINDS.items():
@@ -63,7 +62,7 @@ def toy_training_figure(result: Path) -> Figure:
                 if kind == "marginal":
                     ends[name] = (epochs[-1], float(mean[-1]), style)
             most = max(most, epochs[-1])
-        axes.set(xscale="log", xlim=(0.7, most), xlabel="epoch", ylabel="training loss, exact")
+        axes.set(xscale="log", xlim=(1, most), xlabel="epoch", ylabel="training loss, exact")
         tidy(axes)
         log_ticks(axes, "x")
         label_ends(axes, ends)
@@ -81,16 +80,16 @@ def toy_example_figure(result: Path) -> Figure:
     expected, bound = (mapping(record, key, where) for key in ("expected", "bound"))
     draws = int(get(record, "draws", where))
     maps: list[tuple[str, Any]] = [
-        ("data and true boundaries", None),
+        ("data; grey: both classes", None),
         ("trained by the expected loss", get(expected, "probability", where)),
         (f"trained by the {draws}-sample bound", get(bound, "probability", where)),
         *((f"member {k} of (c)", member) for k, member in enumerate(get(bound, "members", where), 1)),
     ]
     with defaults():
         # Inches: one panel, and what is around it.
-        across, up, left, bottom, gap, above = 2.1, 1.36, 0.32, 0.3, 0.16, 0.26
+        across, up, left, bottom, gap, above = 2.05, 1.36, 0.32, 0.3, 0.34, 0.28
         rows, columns = 2, 3
-        width = left + columns * (across + gap) + 0.62
+        width = left + columns * (across + gap) + 0.46
         height = bottom + rows * (up + above) + 0.04
         figure = Figure(figsize=(width, height))
         image = None
@@ -107,7 +106,7 @@ def toy_example_figure(result: Path) -> Figure:
                 _scatter(axes, points, 1.6, 0.45)
             _frame(axes, labels=(row == rows - 1, column == 0))
         if image is not None:
-            place = (left + columns * (across + gap) + 0.02) / width, bottom / height
+            place = (left + columns * (across + gap) - 0.12) / width, bottom / height
             bar = figure.colorbar(image, cax=figure.add_axes((*place, 0.09 / width, (rows * up + above) / height)))
             bar.set_ticks([0, 0.25, 0.5, 0.75, 1], labels=["0", "¼", "½", "¾", "1"])
             bar.ax.tick_params(length=2, width=0.5)
@@ -134,7 +133,6 @@ def _boundaries(axes: Axes) -> None:
     axes.fill_between(x, 0, heights, color="#EFEFEF", linewidth=0)
     axes.plot(x, heights, color=CLASSES[1], linewidth=0.9)
     axes.plot([-pi / 2, pi / 2], [0, 0], color=CLASSES[0], linewidth=0.9)
-    axes.text(0, 0.47, "both classes", ha="center", va="center", fontsize=SMALL, color=GREY, fontstyle="italic", zorder=0.9)
 
 
 def _scatter(axes: Axes, points: list[Any], size: float, alpha: float) -> None:

@@ -62,6 +62,21 @@ class Claim:
 
 
 @final
+@dataclass(frozen=True)
+class Sheet:
+    """A table of text; the first column names the rows."""
+
+    caption: str
+    head: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> list[str]:
+        """Its lines."""
+        lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
+        return [self.caption, "", *(f"| {' | '.join(line)} |" for line in lines)]
+
+
+@final
 class Workshop:
     """The folder of a reproduction: trained networks and measurements are made once, and found again later.
 
@@ -197,23 +212,28 @@ class Experiment(ABC):
     def run(self, shop: Workshop) -> list[Claim]:
         """Measure what is missing, draw, and say what the numbers say."""
 
-    def notes(self, shop: Workshop) -> list[str]:
-        """Lines of Markdown that the text has beside the claims, such as a table."""
-        return []
+    def sheet(self, shop: Workshop) -> Sheet | None:
+        """The table that the text has beside the claims, if there is one."""
+        return None
 
     @final
     def reproduce(self, shop: Workshop) -> str:
         """Run, and write ``NAME.json`` and ``NAME.md`` beside the figure; returns the text."""
         started = time.perf_counter()
-        claims, notes = self.run(shop), self.notes(shop)
-        text = "\n".join([f"# {self.title}", "", *(str(claim) for claim in claims), "", *notes, ""]).rstrip() + "\n"
+        claims, sheet = self.run(shop), self.sheet(shop)
+        text = (
+            "\n".join(
+                [f"# {self.title}", "", *(str(claim) for claim in claims), "", *(sheet.markdown() if sheet else []), ""]
+            ).rstrip()
+            + "\n"
+        )
         seconds = time.perf_counter() - started
         record = {
             "figure": self.name,
             "title": self.title,
             "scale": shop.scale_name,
             "claims": [asdict(claim) for claim in claims],
-            "notes": notes,
+            "sheet": asdict(sheet) if sheet else None,
             "seconds": self._seconds(shop, seconds),
         }
         files.write_json(shop.folder / f"{self.name}.json", {**record, "seed": shop.seed, **files.provenance()})

@@ -15,7 +15,7 @@ from flipgrad import plots
 from flipgrad.estimators.names import for_training
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
-from flipgrad.reproduce._experiment import Claim, Experiment, Workshop
+from flipgrad.reproduce._experiment import Claim, Experiment, Sheet, Workshop
 from flipgrad.training.models import cifar_net
 
 METHODS = ("psa", "concrete", "tanh", "reinforce", "adf", "local-reparam", "st", "hard-st")
@@ -75,7 +75,7 @@ class Timing(Experiment):
         ours = self._stored(shop)
         return [within_the_papers("PSA", ours), within_the_papers("ST", ours), epoch_of_psa(ours)]
 
-    def notes(self, shop: Workshop) -> list[str]:
+    def sheet(self, shop: Workshop) -> Sheet:
         return table(self._stored(shop))
 
     def _stored(self, shop: Workshop) -> dict[str, Times]:
@@ -136,32 +136,31 @@ def _times(seconds: Mapping[str, float]) -> Times:
     return Times(seconds["forward"], seconds["backward"], TRAINING * (step + draws), VALIDATION * draws)
 
 
-def table(ours: Mapping[str, Times]) -> list[str]:
-    """Both tables as Markdown: seconds, and in brackets the ratio to Tanh."""
-    lines = [
-        "| method | forward, paper | ours | backward, paper | ours | train epoch, paper | ours | val epoch, paper | ours |",
-        "| --- |" + " ---: |" * 8,
-    ]
+def table(ours: Mapping[str, Times]) -> Sheet:
+    """Both tables: seconds, and in brackets the ratio to Tanh."""
+    columns = {"forward": "forward", "backward": "backward", "train_epoch": "train epoch", "val_epoch": "val epoch"}
+    rows = []
     for name, own in ours.items():
-        cells = []
-        for key in ("forward", "backward", "train_epoch", "val_epoch"):
+        row = [name]
+        for key in columns:
             for times, base in ((PAPER[name], PAPER[REFERENCE]), (own, ours[REFERENCE])):
                 value = getattr(times, key)
-                cells.append(f"{value:.3g} ({value / getattr(base, key):.2f})")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return [
-        "Seconds, and in brackets the ratio to Tanh, an ordinary network of the same size. The paper's are of a GPU.",
-        "",
-        *lines,
-    ]
+                row.append(f"{value:.3g} ({value / getattr(base, key):.2f})")
+        rows.append(row)
+    return Sheet(
+        "Seconds, and in brackets the ratio to Tanh, an ordinary network of the same size. The paper's are of a GPU. Our epochs "
+        "are computed from the times of batches.",
+        ["method", *(f"{title}, {whose}" for title in columns.values() for whose in ("paper", "ours"))],
+        rows,
+    )
 
 
 def within_the_papers(name: str, ours: Mapping[str, Times]) -> Claim:
     """A step of a method over one of Tanh."""
     paper, own = (times[name].step / times[REFERENCE].step for times in (PAPER, ours))
     return Claim(
-        f"a step of {name}, forward and backward, costs a small constant factor more than an ordinary network's (no more than "
-        "in the paper)",
+        f"a step of {name}, forward and backward, costs a small constant factor more than an ordinary network's (not more "
+        "than in the paper)",
         own <= paper,
         f"over Tanh: {own:.2f} here, {paper:.2f} in the paper",
     )

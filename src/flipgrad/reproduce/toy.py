@@ -31,7 +31,7 @@ POINTS = 60
 DRAWS = 10
 MEMBERS = 3
 # Points of the grid across and up: x from -pi/2 to pi/2, y from -1 to 1.
-GRID = (63, 41)
+GRID = (79, 51)
 EXAMPLE_EPOCHS = {"smoke": 2, "small": 1000, "paper": 2000}
 
 
@@ -69,7 +69,7 @@ def train_toy(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     """The exact losses of a network along its training by one estimator."""
     data = toy(seed=settings["data_seed"]).train
     last = settings["epochs"]
-    epochs = sorted({round(epoch) for epoch in np.geomspace(1, last, POINTS)} | {0})
+    epochs = sorted({round(epoch) for epoch in np.geomspace(1, last, POINTS)})
     label, estimator = for_training(settings["method"], len(data))
     nets = reference_training(
         data,
@@ -207,8 +207,8 @@ def describe(net: Sequential, seed: int) -> dict[str, Any]:
     losses = toy(1000, seed=seed + 1).test
     truth = true_probability()
     return {
-        "probability": _rows(probability),
-        "members": [_rows(member) for member in members[:MEMBERS]],
+        "probability": _rows(probability, 3),
+        "members": [_rows(member, 2) for member in members[:MEMBERS]],
         "marginal_test_loss": float(exact.marginal_loss(net, losses.x, CrossEntropy(losses.y)).mean()),
         "expected_test_loss": float(exact.expected_loss(net, losses.x, CrossEntropy(losses.y)).mean()),
         "overlap_entropy": float(_entropy(probability[inside]).mean()),
@@ -232,9 +232,9 @@ def _entropy(p: Tensor) -> Tensor:
     return entropy
 
 
-def _rows(values: Tensor) -> list[list[float]]:
+def _rows(values: Tensor, digits: int) -> list[list[float]]:
     """The grid from the bottom up, in few digits."""
-    return [[round(float(value), 3) for value in row] for row in values.view(GRID[1], GRID[0])]
+    return [[round(float(value), digits) for value in row] for row in values.view(GRID[1], GRID[0])]
 
 
 def tends_to_deterministic(expected: Mapping[str, Any], bound: Mapping[str, Any]) -> Claim:
