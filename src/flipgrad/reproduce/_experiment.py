@@ -6,7 +6,8 @@ import json
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -92,6 +93,7 @@ class Workshop:
     """
 
     MARK = "reproduce.json"
+    SPENT = "spent.json"
     CELLS, MEASURED, NETWORKS = "cells", "measured", "networks"
 
     def __init__(
@@ -123,6 +125,7 @@ class Workshop:
             for old in (*folder.glob("measured/*.json"), *folder.glob("networks/*.safetensors")):
                 old.unlink()
             shutil.rmtree(folder / self.CELLS, ignore_errors=True)
+            (folder / self.SPENT).unlink(missing_ok=True)
         files.write_json(mark, settings)
         for name in (self.CELLS, self.MEASURED, self.NETWORKS):
             (folder / name).mkdir(exist_ok=True)
@@ -190,6 +193,24 @@ class Workshop:
         records = {cell.name: cell.read(root) for cell in cells}
         return {name: record for name, record in records.items() if record is not None}
 
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the time inside to what the experiment has taken so far, also where it is interrupted."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = self.spent(name) + time.perf_counter() - started
+            files.write_json(self.folder / self.SPENT, {**self._all_spent(), name: seconds})
+
+    def spent(self, name: str) -> float:
+        """Seconds that an experiment has taken so far, in all commands."""
+        return float(self._all_spent().get(name, 0.0))
+
+    def _all_spent(self) -> dict[str, Any]:
+        path = self.folder / self.SPENT
+        return _read(path) if path.exists() else {}
+
     def load(self, path: Path) -> dict[str, Any]:
         """What is in a result file."""
         return _read(path)
@@ -219,35 +240,25 @@ class Experiment(ABC):
     @final
     def reproduce(self, shop: Workshop) -> str:
         """Run, and write ``NAME.json`` and ``NAME.md`` beside the figure; returns the text."""
-        started = time.perf_counter()
-        claims, sheet = self.run(shop), self.sheet(shop)
+        with shop.timed(self.name):
+            claims, sheet = self.run(shop), self.sheet(shop)
         text = (
             "\n".join(
                 [f"# {self.title}", "", *(str(claim) for claim in claims), "", *(sheet.markdown() if sheet else []), ""]
             ).rstrip()
             + "\n"
         )
-        seconds = time.perf_counter() - started
         record = {
             "figure": self.name,
             "title": self.title,
             "scale": shop.scale_name,
             "claims": [asdict(claim) for claim in claims],
             "sheet": asdict(sheet) if sheet else None,
-            "seconds": self._seconds(shop, seconds),
+            "seconds": shop.spent(self.name),
         }
         files.write_json(shop.folder / f"{self.name}.json", {**record, "seed": shop.seed, **files.provenance()})
         files.write(shop.folder / f"{self.name}.md", text.encode())
         return text
-
-    def _seconds(self, shop: Workshop, seconds: float) -> float:
-        """What the figure has taken: where it is drawn again from what is there, the time of the first time."""
-        path = shop.folder / f"{self.name}.json"
-        try:
-            before = float(json.loads(path.read_bytes())["seconds"])
-        except (OSError, ValueError, TypeError, KeyError):
-            before = 0.0
-        return max(before, seconds)
 
 
 @final

@@ -148,8 +148,8 @@ def table(ours: Mapping[str, Times]) -> Sheet:
                 row.append(f"{value:.3g} ({value / getattr(base, key):.2f})")
         rows.append(row)
     return Sheet(
-        "Seconds, and in brackets the ratio to Tanh, an ordinary network of the same size. The paper's are of a GPU. Our epochs "
-        "are computed from the times of batches.",
+        "Seconds, and in brackets the ratio to Tanh, an ordinary network of the same size. The paper's are of a GPU. Our "
+        "epochs are computed from the times of batches.",
         ["method", *(f"{title}, {whose}" for title in columns.values() for whose in ("paper", "ours"))],
         rows,
     )
