@@ -181,7 +181,8 @@ def _search_share(config: TrainConfig, images: int) -> float:
 
 def _fewer(data: DataSet, images: int | None, held_out: int | None, seed: int) -> DataSet:
     validation = None if data.validation is None else _take(data.validation, held_out, seed)
-    return replace(data, train=_take(data.train, images, seed), validation=validation)
+    # The test images have no part in the experiments; the loop evaluates them at its end.
+    return replace(data, train=_take(data.train, images, seed), validation=validation, test=_take(data.test, held_out, seed))
 
 
 def _take(split: Split, count: int | None, seed: int) -> Split:
