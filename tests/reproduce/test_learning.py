@@ -90,7 +90,6 @@ def test_images_are_looked_for_where_they_may_be(tmp_path, monkeypatch):
     with pytest.raises(fg.InputError, match="this scale trains on CIFAR-10: give the folder of its files with --data"):
         image_folder(plan, None)
     assert image_folder(plan, tmp_path) == tmp_path
-    (tmp_path / "data/cifar10").mkdir(parents=True)
     monkeypatch.setenv("FLIPGRAD_DATA", str(tmp_path / "data"))
     assert image_folder(plan, None) == tmp_path / "data/cifar10"
 
@@ -232,7 +231,7 @@ def claims_file(folder: Path, name: str, title: str) -> None:
         "seconds": 3.0,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps({**record, "sheet": None, "seed": 0}))
+    (folder / f"{name}.json").write_text(json.dumps({**record, "sheet": None, "seed": 0, "command": ["--output", "here"]}))
 
 
 def test_the_page_says_what_is_there_and_what_is_not(tmp_path):
@@ -261,6 +260,7 @@ def test_what_is_kept_is_small_and_leaves_the_rest(tmp_path):
     page = keep(source, target)
     kept = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
     assert kept == {"rmse.json", "cifar.json", "cifar.png", "cifar-extra.png", "measured/cifar.json", "report.html"}
+    assert "command" not in json.loads((target / "cifar.json").read_text())
     assert "Figure 2: errors" in page.read_text()
     assert "Validation losses and training accuracies." in page.read_text()
 

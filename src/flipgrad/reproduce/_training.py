@@ -27,8 +27,8 @@ from flipgrad.training import (
 from flipgrad.training.config import AUTO
 
 RUN, IMAGES = "run", "images"
-# Where CIFAR-10 may lie: in the folder that this variable names, or beside the working folder.
-VARIABLE, BESIDE = "FLIPGRAD_DATA", Path("../shared/data/cifar10")
+# The variable that names the folder of data sets.
+VARIABLE = "FLIPGRAD_DATA"
 
 
 @final
@@ -92,16 +92,14 @@ def image_folder(plan: Plan, given: Path | None) -> Path | None:
     """The folder of the images of ``plan``, None if it needs none.
 
     Raises:
-        InputError: if it needs one, none was given, and none is where it is looked for.
+        InputError: if it needs one, none was given, and no variable names one.
     """
     if plan.data != "cifar10":
         return None
     if given is not None:
         return given.resolve()
-    named = Path(os.environ[VARIABLE]) / "cifar10" if os.environ.get(VARIABLE) else None
-    for folder in (named, BESIDE):
-        if folder is not None and folder.exists():
-            return folder.resolve()
+    if os.environ.get(VARIABLE):
+        return (Path(os.environ[VARIABLE]) / "cifar10").resolve()
     raise InputError(f"this scale trains on CIFAR-10: give the folder of its files with --data, or ${VARIABLE}/cifar10")
 
 

@@ -139,18 +139,24 @@ def keep(source: Path, target: Path) -> Path:
             for file in wanted:
                 if (source / file).is_file():
                     shutil.copyfile(source / file, target / file)
+            # Where files lay when it was made is of no use to others.
+            record = {key: value for key, value in _read(source / f"{name}.json").items() if key != "command"}
+            files.write_json(target / f"{name}.json", record)
     return write_report(target)
 
 
 def _section(folder: Path, name: str, source: Source) -> paper.Section:
     path = folder / f"{name}.json"
-    record: dict[str, Any] = {}
-    if path.is_file():
-        try:
-            record = json.loads(path.read_bytes())
-            record["title"], record["claims"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise InputError(f"'{path}' is damaged ({error}); delete it, it is made again") from None
+    record = _read(path) if path.is_file() else {}
     captions = {name: str(record.get("title", "")), **source.figures}
     figures = [(f"{figure}.png", caption) for figure, caption in captions.items() if (folder / f"{figure}.png").is_file()]
     return paper.Section(name, source.place, source.words, record, figures)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record = dict(json.loads(path.read_bytes()))
+        record["title"], record["claims"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"'{path}' is damaged ({error}); delete it, it is made again") from None
+    return record
