@@ -74,7 +74,7 @@ def test_columns_share_their_limits(tmp_path):
 
 
 def test_a_training_that_diverged_ends_with_a_cross_and_one_without_a_rate_is_left_out(tmp_path):
-    none = {**entry("HardST", "none", rate=None, diverged="all"), "curves": {key: [] for key in entry("ST", "none")["curves"]}}
+    none = {**entry("HardST", "none", rate=None, diverged="all"), "curves": {}}
     runs = [entry("PSA", "none"), entry("ST", "none", n=4, diverged="the loss"), none]
     axes = learning_figure(stored(tmp_path, {"runs": runs}), (LOSS, ACCURACY)).axes[0]
     (cross,) = [line for line in axes.lines if line.get_marker() == "x"]

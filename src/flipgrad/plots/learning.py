@@ -61,6 +61,10 @@ class Trained:
     curves: Mapping[str, Numbers]
     diverged: bool
 
+    def curve(self, key: str) -> Numbers:
+        """Empty where the training came to no epoch."""
+        return self.curves.get(key, np.empty(0))
+
 
 def cifar(result: Path, output: Path) -> list[Path]:
     """Draw training losses and validation accuracies, as ``output``.png and .pdf; a column for every augmentation.
@@ -111,7 +115,7 @@ def muprop_figure(result: Path) -> Figure:
         ends: Ends = {}
         lows, highs = [], []
         for run in _shaded(runs):
-            loss = run.curves["train_loss"]
+            loss = run.curve("train_loss")
             if not len(loss):
                 continue
             _line(axes, run, loss, run.style.dashes)
@@ -213,11 +217,11 @@ Ends = dict[str, tuple[float, float, Style]]
 def _panel(axes: Axes, runs: Sequence[Trained], kind: Kind) -> Ends:
     ends: Ends = {}
     lows, highs = [], []
-    longest = max((len(run.curves[kind.solid]) for run in runs), default=0)
+    longest = max(len(run.curve(kind.solid)) for run in runs)
     width = max(1.0, longest / 40)
     dotted = False
     for run in runs:
-        values = run.curves[kind.solid]
+        values = run.curve(kind.solid)
         if not len(values):
             continue
         mean, deviation = smooth(values, width)
@@ -227,7 +231,7 @@ def _panel(axes: Axes, runs: Sequence[Trained], kind: Kind) -> Ends:
         highs.append(mean.max())
         ends[run.label] = (len(mean), float(mean[-1]), run.style)
         if kind.dotted and (run.relaxed or kind.percent):
-            more, spread = smooth(run.curves[kind.dotted], width)
+            more, spread = smooth(run.curve(kind.dotted), width)
             _line(axes, run, more, DOTS, spread, label=False)
             lows.append(more.min())
             highs.append(more.max())
@@ -274,7 +278,7 @@ def _cross(axes: Axes, run: Trained, mean: Numbers) -> None:
 
 
 def _epochs(axes: Axes, runs: Sequence[Trained]) -> None:
-    most = max((len(run.curves["epoch"]) for run in runs if "epoch" in run.curves), default=2)
+    most = max(len(run.curve("epoch")) for run in runs)
     axes.set_xlim(1, max(most, 2))
     axes.set_xlabel("epoch", labelpad=2)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))

@@ -10,7 +10,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, final
@@ -140,7 +140,8 @@ def attempt(cell: Cell, root: Path, stop: Callable[[], bool], report: Callable[[
     except InputError as error:
         return Outcome(cell.name, "bad input", str(error))
     except Exception as error:  # whatever it is, the other cells go on
-        (folder / ERROR).write_text(traceback.format_exc(), encoding="utf-8")
+        with suppress(OSError):
+            (folder / ERROR).write_text(traceback.format_exc(), encoding="utf-8")
         return Outcome(cell.name, "failed", f"{type(error).__name__}: {error}")
     return Outcome(cell.name, "done")
 

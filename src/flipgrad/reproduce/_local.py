@@ -21,6 +21,8 @@ from flipgrad.reproduce._cells import Cell, Outcome, attempt, complain
 
 # Seconds: between two looks at the person who watches, between two reports of a cell, and that a cell has to save its work.
 LOOK, REPORT, GRACE = 0.2, 0.2, 60.0
+# The exit code of a process that was not asked.
+KILLED = -9
 
 
 def cores() -> int:
@@ -164,7 +166,7 @@ class _Team:
         """A process ended without a word: its cell failed, and another process takes its place."""
         self._release(worker)
         why = f"its process ended with exit code {worker.process.exitcode}"
-        if worker.process.exitcode == -signal.SIGKILL:
+        if worker.process.exitcode == KILLED:
             why += ", killed; perhaps memory ran out: try fewer --workers"
         self._failures.append(Outcome(cell.name, "failed", why))
         if self._waiting:
