@@ -215,6 +215,25 @@ bool weights_right(int64_t count) {
   return true;
 }
 
+bool moments_right(int64_t count, int64_t every) {
+  const Memory<float> numbers_ = numbers<float>(count, 1);
+  double largest = 0, second = 0, fourth = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i / 256 % every != 0) continue;
+    const double square = numbers_[i] * numbers_[i];
+    largest = std::max(largest, square);
+    second += square;
+    fourth += square * square;
+  }
+  for (int64_t portable : {0, 1}) {
+    const MomentProblem p{count, every, 3, portable};
+    double found[3];
+    if (flipgrad_moments_f32(&p, numbers_.get(), found) != 0) return false;
+    if (!close(found[0], largest) || !close(found[1], second) || !close(found[2], fourth)) return false;
+  }
+  return true;
+}
+
 bool combines_right(int64_t count) {
   const Memory<float> x = numbers<float>(count, 1), odd = numbers<float>(count, 1), before = numbers<float>(count, 1);
   Memory<float> even(new float[count]);
@@ -253,6 +272,7 @@ int main() {
   }
   for (int64_t block : {1, 7, 8, 33, 20000}) failures += !features_right(3, block) + !weights_right(block);
   failures += !features_right(0, 5) + !weights_right(0) + !combines_right(0) + !combines_right(20001);
+  for (int64_t count : {0, 1, 257, 100001}) failures += !moments_right(count, 1) + !moments_right(count, 3);
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

@@ -537,3 +537,23 @@ def test_mean_slopes_of_extreme_pre_activations(t):
         slopes = native.mean_slopes(a, x, Logistic(), t, 1000, 1)
         assert bool(torch.isfinite(slopes[:5]).all())
         assert bool(slopes[5].isnan())
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 100_001])
+@pytest.mark.parametrize("most", [300, 10**6])
+def test_moments(count, most):
+    t = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    every = max(1, count // most)
+    some = torch.cat([t[:0], *t.split(native.BLOCK)[::every]]).double()
+    expected = [some.square().max(), some.square().mean(), (some**4).mean()] if count else [0.0] * 3
+    assert native.moments(t, most) == pytest.approx([float(e) for e in expected], rel=1e-6)
+    torch.set_num_threads(4)
+    assert native.moments(t, most) == pytest.approx([float(e) for e in expected], rel=1e-6)
+
+
+@compiled
+def test_moments_of_what_is_no_number():
+    assert math.isnan(native.moments(torch.tensor([1.0, math.nan]), 10)[1])
+    assert native.moments(torch.tensor([1.0, math.inf]), 10)[0] == math.inf

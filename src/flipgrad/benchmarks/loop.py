@@ -1,4 +1,4 @@
-"""What the training loop costs: its updates over bare training steps, and an epoch with PSA over one with ST."""
+"""What the training loop costs: over bare training steps, with PSA over ST, and the share of loading the images."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from flipgrad.benchmarks._timing import interleaved
-from flipgrad.data import DataSet, Split
+from flipgrad.data import AUGMENTATIONS, DataSet, Split
 from flipgrad.estimators.names import for_training
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
 from flipgrad.training.config import TrainConfig
 from flipgrad.training.loop import isolated
 from flipgrad.training.optimizer import make_optimizer
-from flipgrad.training.problem import load_data, make_net
+from flipgrad.training.problem import augmentation, load_data, make_net
 from flipgrad.training.trainer import Trainer
 
 # Updates timed at once, and how often.
@@ -45,8 +45,10 @@ def _measure(config: TrainConfig, data: DataSet) -> dict[str, Any]:
             settings = replace(config, estimator=name)
             works[name] = _updates(settings, make_net(settings, data), data)
             works[f"{name}_bare"] = _bare(settings, make_net(settings, data), data)
+        works["loading"] = _loading(config, data)
         seconds = interleaved(works, repeats=REPEATS)
     return {
+        "loading_share": {name: seconds["loading"] / seconds[name] for name in ("psa", "st")},
         "loop_over_bare_step": {name: seconds[name] / seconds[f"{name}_bare"] for name in ("psa", "st")},
         "psa_over_st": seconds["psa"] / seconds["st"],
         "seconds": seconds,
@@ -77,6 +79,19 @@ def _bare(config: TrainConfig, net: Sequential, data: DataSet) -> Callable[[], N
             optimizer.zero_grad(set_to_none=True)
             net(x, objective, estimator=rule).mean().backward()
             optimizer.step()
+
+    return run
+
+
+def _loading(config: TrainConfig, data: DataSet) -> Callable[[], None]:
+    """What comes before an update: batches of images, moved as in training."""
+    generator = torch.Generator().manual_seed(0)
+    augment = AUGMENTATIONS[augmentation(config)]
+
+    def run() -> None:
+        for _ in range(UPDATES):
+            examples = torch.randint(len(data.train), (config.batch_size,), generator=generator)
+            augment(data.train.x[examples], data.background, generator)
 
     return run
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <vector>
 
 #include "flipgrad.h"
 #include "pool.h"
@@ -18,6 +19,9 @@ constexpr int64_t kMostFeatures = 16;
 
 // Elements of one image in one task: about 10 microseconds of work.
 constexpr int64_t kElements = 8192;
+
+// Numbers of which all or none are looked at for their moments, and such blocks in one task.
+constexpr int64_t kBlock = 256, kBlocks = 64;
 
 struct Work {
   const FeatureProblem& problem;
@@ -46,6 +50,24 @@ void some_weights(void* context, int64_t task, int64_t) {
   const WeightProblem& p = work.problem;
   const auto range = p.portable || !has_avx2() ? portable::weight_range : fastest::weight_range;
   range(p, task * kElements, std::min((task + 1) * kElements, p.count), work.weight, work.out);
+}
+
+struct MomentWork {
+  int64_t count, every;
+  const float* numbers;
+  bool portable;
+  // Three of each task.
+  double* moments;
+};
+
+void some_moments(void* context, int64_t task, int64_t) {
+  const MomentWork& work = *static_cast<MomentWork*>(context);
+  const auto range = work.portable || !has_avx2() ? portable::moment_range : fastest::moment_range;
+  for (int64_t block = task * kBlocks; block < (task + 1) * kBlocks; ++block) {
+    const int64_t first = block * work.every * kBlock;
+    if (first >= work.count) break;
+    range(first, std::min(first + kBlock, work.count), work.numbers, work.moments + 3 * task);
+  }
 }
 
 struct CombineWork {
@@ -83,6 +105,27 @@ int flipgrad_weights_f32(const WeightProblem* problem, const float* weight, floa
   WeightWork work{*problem, weight, out};
   try {
     run((problem->count + kElements - 1) / kElements, problem->threads, some_weights, &work);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+int flipgrad_moments_f32(const MomentProblem* problem, const float* numbers, double* moments) {
+  using namespace flipgrad;
+  const MomentProblem& p = *problem;
+  const int64_t blocks = (p.count + p.every * kBlock - 1) / (p.every * kBlock), tasks = (blocks + kBlocks - 1) / kBlocks;
+  try {
+    std::vector<double> parts(3 * tasks);
+    MomentWork work{p.count, p.every, numbers, p.portable != 0, parts.data()};
+    run(tasks, p.threads, some_moments, &work);
+    std::fill(moments, moments + 3, 0.0);
+    for (int64_t task = 0; task < tasks; ++task) {
+      const double* part = parts.data() + 3 * task;
+      moments[0] = part[0] <= moments[0] ? moments[0] : part[0];
+      moments[1] += part[1];
+      moments[2] += part[2];
+    }
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;

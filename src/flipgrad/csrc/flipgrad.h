@@ -56,6 +56,13 @@ struct WeightProblem {
   int64_t portable;
 };
 
+// What is to be known of `count` numbers: of every so many blocks of 256, the first.
+struct MomentProblem {
+  int64_t count, every;
+  int64_t threads;
+  int64_t portable;
+};
+
 // All return 0, or 1 when memory ran out; the flip products also 2 when weights are too large for the kernels.
 int flipgrad_flip_f32(const FlipProblem* problem, const float* x, const float* a, const float* grad, const float* weight, float* u);
 int flipgrad_flip_f64(const FlipProblem* problem, const double* x, const double* a, const double* grad, const double* weight, double* u);
@@ -63,6 +70,8 @@ int flipgrad_flip_f64(const FlipProblem* problem, const double* x, const double*
 int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* even, float* odd);
 // The two parts together: even becomes x (x even + odd), for `count` units.
 int flipgrad_combine_f32(int64_t count, int64_t threads, const float* x, const float* odd, float* even);
+// The largest square, the sum of squares and the sum of fourth powers.
+int flipgrad_moments_f32(const MomentProblem* problem, const float* numbers, double* moments);
 int flipgrad_weights_f32(const WeightProblem* problem, const float* weight, float* out);
 
 // States +1 where a uniform number is below F(a / scale), F the sigmoid, else -1.

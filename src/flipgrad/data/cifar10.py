@@ -102,8 +102,12 @@ def _read_archive(path: Path) -> dict[str, bytes]:
                 stream = archive.extractfile(member)
                 contents[name] = stream.read() if stream else b""
                 where = f"the archive '{path}' after '{member.name}'"
+            # The checksum is at the end, beyond the last member.
+            while archive.fileobj is not None and archive.fileobj.read(2**20):
+                pass
     except (EOFError, OSError, tarfile.TarError, zlib.error, LZMAError) as error:
-        raise InputError(f"{where} is truncated or damaged: {error}; {FIX}") from None
+        # One that is no archive of any kind is told of in as many lines as there are kinds.
+        raise InputError(f"{where} is truncated or damaged: {str(error).splitlines()[0].rstrip(':')}; {FIX}") from None
     if not contents:
         raise InputError(f"no CIFAR-10 in the archive '{path}': expected data_batch_1.bin or data_batch_1; {FIX}")
     return contents

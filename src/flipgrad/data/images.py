@@ -88,6 +88,9 @@ def _files(folder: Path) -> Iterator[Path]:
 def _read(file: Path, size: int | None) -> Pixels:
     """The pixels [H, W, 1 or 3] of an image, upright as its camera says."""
     try:
+        # The checksums of a PNG file, which decoding passes over.
+        with Image.open(file, formats=["PNG", "JPEG"]) as stored:
+            stored.verify()
         with Image.open(file, formats=["PNG", "JPEG"]) as stored:
             mode = stored.mode
             transparent = "transparency" in stored.info

@@ -150,6 +150,8 @@ def _largest(weight: Tensor) -> float:
 
 def spread(a: Tensor) -> float:
     """The root mean square of some of the pre-activations."""
+    if a.dtype == torch.float32 and a.is_contiguous() and native.usable(a):
+        return math.sqrt(native.moments(a, SOME)[1])
     flat = a.detach().flatten()
     return float(flat[:: max(1, len(flat) // SOME)].float().square().mean().sqrt()) if len(flat) else 0.0
 

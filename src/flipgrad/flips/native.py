@@ -33,6 +33,9 @@ LIBRARY = Path(__file__).parent.parent / "_native.so"
 # Only the instructions that every processor of this architecture has: to test them, and to compare.
 PORTABLE = os.environ.get("FLIPGRAD_PORTABLE", "") not in ("", "0")
 
+# ``kBlock`` of csrc/features.cpp.
+BLOCK = 256
+
 _OUT_OF_MEMORY, _WEIGHTS_TOO_LARGE = 1, 2
 _SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 
@@ -92,6 +95,12 @@ class _WeightProblem(ctypes.Structure):
     )
 
 
+class _MomentProblem(ctypes.Structure):
+    """``MomentProblem`` of csrc/flipgrad.h."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("count", "every", "threads", "portable"))
+
+
 def _load() -> tuple[ctypes.CDLL | None, str]:
     """The library, or why there is none."""
     if not LIBRARY.exists():
@@ -99,6 +108,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     try:
         library = ctypes.CDLL(str(LIBRARY))
         library.flipgrad_features_f32.argtypes = [ctypes.POINTER(_FeatureProblem), *[ctypes.c_void_p] * 4]
+        library.flipgrad_moments_f32.argtypes = [ctypes.POINTER(_MomentProblem), *[ctypes.c_void_p] * 2]
         library.flipgrad_combine_f32.argtypes = [ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3]
         library.flipgrad_weights_f32.argtypes = [ctypes.POINTER(_WeightProblem), *[ctypes.c_void_p] * 2]
         library.flipgrad_mean_slopes_f32.argtypes = [ctypes.POINTER(_SampleProblem), *[ctypes.c_void_p] * 2]
@@ -301,6 +311,21 @@ def weight_functions(
     )
     _check_memory(_function("weights", torch.float32)(ctypes.byref(problem), weight.data_ptr(), out.data_ptr()))
     return out[: len(even)].flatten(0, 1), out[len(even) :].flatten(0, 1)
+
+
+def moments(t: Tensor, most: int) -> tuple[float, float, float]:
+    """The largest square, the mean square and the mean fourth power of a contiguous float32 tensor, in one pass.
+
+    Of more than ``most`` elements only so many are looked at, in blocks that are evenly spread.
+    """
+    count = t.numel()
+    every = max(1, count // most)
+    sums = (ctypes.c_double * 3)()
+    problem = _MomentProblem(count, every, torch.get_num_threads(), PORTABLE)
+    _check_memory(_function("moments", torch.float32)(ctypes.byref(problem), t.data_ptr(), sums))
+    blocks = -(-count // (every * BLOCK))
+    looked_at = blocks * BLOCK - max(0, (blocks - 1) * every * BLOCK + BLOCK - count)
+    return sums[0], sums[1] / max(1, looked_at), sums[2] / max(1, looked_at)
 
 
 def combine(even: Tensor, odd: Tensor, x: Tensor) -> Tensor:

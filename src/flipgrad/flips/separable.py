@@ -123,12 +123,11 @@ def plan(weight: Tensor, noise: Noise, tolerance: float = 1e-3, *, spread: float
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance={tolerance}: the tolerance is a relative error between 0 and 1, e.g. 1e-3")
     narrow = spread <= NARROW * noise.scale
-    some = _some(weight)
-    key = (noise, tolerance, narrow, weight.dtype, *_summary(some / noise.scale))
+    key = (noise, tolerance, narrow, weight.dtype, *_summary(weight, noise.scale))
     if key not in _plans:
         if len(_plans) >= MOST_PLANS:
             _plans.clear()
-        _plans[key] = _make_plan(some, noise, tolerance, narrow)
+        _plans[key] = _make_plan(_some(weight), noise, tolerance, narrow)
     return _plans[key]
 
 
@@ -298,13 +297,17 @@ def _some(weight: Tensor) -> Tensor:
     return flat.to(_wide(flat.dtype))
 
 
-def _summary(weight: Tensor) -> tuple[int, ...]:
+def _summary(weight: Tensor, scale: float) -> tuple[int, ...]:
     """What tells distributions of weights apart: the logarithms of their largest, of their second and fourth moments."""
-    if not len(weight):
+    if not weight.numel():
         return ()
-    square = weight.square()
-    numbers = torch.stack([square.amax(), square.mean(), square.square().mean().sqrt()]).clamp_(min=SMALLEST_SQUARE)
-    return tuple(math.floor(FINENESS * n / 2) if math.isfinite(n) else 0 for n in numbers.double().log2_().tolist())
+    if weight.dtype == torch.float32 and weight.is_contiguous() and native.usable(weight):
+        largest, second, fourth = native.moments(weight, weight.numel())
+    else:
+        square = _some(weight).square()
+        largest, second, fourth = torch.stack([square.amax(), square.mean(), square.square().mean()]).tolist()
+    numbers = (n / scale**2 for n in (largest, second, math.sqrt(fourth)))
+    return tuple(math.floor(FINENESS / 2 * math.log2(max(n, SMALLEST_SQUARE))) if math.isfinite(n) else 0 for n in numbers)
 
 
 def _histogram(weight: Tensor, noise: Noise) -> Tensor:
