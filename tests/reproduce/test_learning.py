@@ -184,9 +184,13 @@ def test_claims_about_the_toy_training_follow_the_numbers():
 
 
 def test_claims_about_the_toy_example_follow_the_numbers():
-    keys = ("overlap_entropy", "overlap_error", "overlap_spread", "marginal_test_loss", "truth")
-    sure, unsure = (dict(zip(keys, values, strict=True)) for values in ((0.2, 0.3, 0.1, 0.5, 0.38), (0.6, 0.1, 0.3, 0.4, 0.38)))
-    for claim in (toy.tends_to_deterministic, toy.fits_the_overlap, toy.members_disagree):
+    truth = toy.true_probabilities()
+    keys = ("probability", "overlap_error", "overlap_spread", "marginal_test_loss", "expected_test_loss")
+    sure, unsure = (
+        dict(zip(keys, (probability.tolist(), *values), strict=True))
+        for probability, values in (((truth > 0.2).double(), (0.3, 0.1, 0.5, 0.52)), (truth, (0.1, 0.3, 0.4, 0.5)))
+    )
+    for claim in (toy.tends_to_deterministic, toy.fits_the_uncertainty):
         assert claim(sure, unsure).holds
         assert not claim(unsure, sure).holds
 

@@ -20,7 +20,7 @@ from flipgrad.plots.style import GREY, SMALL, defaults, log_ticks, ordered, save
 REWRITE = "run the experiment again to rewrite it"
 # The two classes: distinguishable with any colour vision, and from the white between them.
 CLASSES = ("#C8501E", "#1F5FA8")
-MAP = LinearSegmentedColormap.from_list("classes", [CLASSES[0], "#F6E3D8", "#FFFFFF", "#DAE6F3", CLASSES[1]])
+MAP = LinearSegmentedColormap.from_list("classes", [CLASSES[0], "#EDBFA8", "#FFFFFF", "#AFC8E4", CLASSES[1]])
 # The paper draws the loss of the ensemble solid, and that of one draw dashed.
 KINDS: dict[str, Any] = {"marginal": "-", "expected": (0, (3.0, 1.5))}
 
