@@ -179,9 +179,9 @@ class ToyExample(Experiment):
         expected, bound = (records[cell.name]["result"] for cell in cells)
         data = toy(seed=shop.seed).train
         points = [[[round(float(v), 4) for v in point] for point in data.x[data.y == k]] for k in range(2)]
-        path = shop.store(
-            self.name, {"points": points, "expected": expected, "bound": bound, "draws": DRAWS, "grid": list(GRID)}
-        )
+        shown = {key: value for key, value in expected.items() if key != "members"}
+        stored = {"points": points, "expected": shown, "bound": bound, "draws": DRAWS, "grid": list(GRID)}
+        path = shop.store(self.name, stored)
         plots.toy_example(path, shop.folder / self.name)
         return [tends_to_deterministic(expected, bound), fits_the_uncertainty(expected, bound)]
 
@@ -250,8 +250,8 @@ def tends_to_deterministic(expected: Mapping[str, Any], bound: Mapping[str, Any]
     """
     gaps = [net["expected_test_loss"] - net["marginal_test_loss"] for net in (expected, bound)]
     return Claim(
-        "trained by the expected loss, the network tends to a deterministic one; trained by the bound, its members, with all noises "
-        "fixed, differ where the classes overlap (the standard deviation of a member's probability is less than half as large)",
+        "trained by the expected loss, the network tends to a deterministic one; trained by the bound, its members, with all "
+        "noises fixed, differ where the classes overlap (the standard deviation of a member's probability is less than half as large)",
         expected["overlap_spread"] < bound["overlap_spread"] / 2,
         f"{expected['overlap_spread']:.3f} against {bound['overlap_spread']:.3f}; the loss of one draw is {gaps[0]:.3f} and "
         f"{gaps[1]:.3f} above that of the ensemble",
@@ -262,11 +262,11 @@ def fits_the_uncertainty(expected: Mapping[str, Any], bound: Mapping[str, Any]) 
     """Both networks against the known probabilities in the plane, and on new points."""
     ours, theirs = (plane_error(net["probability"]) for net in (bound, expected))
     return Claim(
-        "trained by the 10-sample bound, it fits the uncertainty of the data (its probabilities are closer to the true ones over the "
-        "plane, and its marginal loss on 2,000 new points is lower)",
+        "trained by the 10-sample bound, it fits the uncertainty of the data (its probabilities are closer to the true ones "
+        "over the plane, and its marginal loss on 2,000 new points is lower)",
         ours < theirs and bound["marginal_test_loss"] < expected["marginal_test_loss"],
-        f"mean error of the probability {ours:.3f} against {theirs:.3f} (where the classes overlap {bound['overlap_error']:.3f} "
-        f"against {expected['overlap_error']:.3f}); marginal loss {bound['marginal_test_loss']:.3f} against "
+        f"mean error of the probability {ours:.3f} against {theirs:.3f} (where the classes overlap "
+        f"{bound['overlap_error']:.3f} against {expected['overlap_error']:.3f}); marginal loss {bound['marginal_test_loss']:.3f} against "
         f"{expected['marginal_test_loss']:.3f}",
     )
 
