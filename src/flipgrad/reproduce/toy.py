@@ -251,7 +251,8 @@ def tends_to_deterministic(expected: Mapping[str, Any], bound: Mapping[str, Any]
     gaps = [net["expected_test_loss"] - net["marginal_test_loss"] for net in (expected, bound)]
     return Claim(
         "trained by the expected loss, the network tends to a deterministic one; trained by the bound, its members, with all "
-        "noises fixed, differ where the classes overlap (the standard deviation of a member's probability is less than half as large)",
+        "noises fixed, differ where the classes overlap (the standard deviation of a member's probability is less than half "
+        "as large)",
         expected["overlap_spread"] < bound["overlap_spread"] / 2,
         f"{expected['overlap_spread']:.3f} against {bound['overlap_spread']:.3f}; the loss of one draw is {gaps[0]:.3f} and "
         f"{gaps[1]:.3f} above that of the ensemble",
@@ -266,8 +267,8 @@ def fits_the_uncertainty(expected: Mapping[str, Any], bound: Mapping[str, Any]) 
         "over the plane, and its marginal loss on 2,000 new points is lower)",
         ours < theirs and bound["marginal_test_loss"] < expected["marginal_test_loss"],
         f"mean error of the probability {ours:.3f} against {theirs:.3f} (where the classes overlap "
-        f"{bound['overlap_error']:.3f} against {expected['overlap_error']:.3f}); marginal loss {bound['marginal_test_loss']:.3f} against "
-        f"{expected['marginal_test_loss']:.3f}",
+        f"{bound['overlap_error']:.3f} against {expected['overlap_error']:.3f}); marginal loss "
+        f"{bound['marginal_test_loss']:.3f} against {expected['marginal_test_loss']:.3f}",
     )
 
 
