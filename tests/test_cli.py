@@ -335,6 +335,9 @@ def test_bench_prints_json(tmp_path, capsys, monkeypatch):
         (["gradeval", "--reference", "truth"], "--reference 'truth': give auto, exact"),
         (["gradeval", "--device", "toaster"], "device 'toaster'"),
         (["reproduce", "figure-9"], "no figure 'figure-9'; choose rmse"),
+        (["reproduce", "report"], "'results/small' holds no results; make some first"),
+        (["reproduce", "rmse", "--workers", "0"], "workers=0: give at least 1"),
+        (["reproduce", "rmse", "--workers", "2", "--dask", "tcp://x:1"], "--workers is for processes of this machine"),
         (["reproduce", "rmse", "--scale", "huge"], "scale 'huge': choose smoke, small, paper"),
         (["bench", "everything"], "no benchmark 'everything'; choose exact"),
     ],
@@ -345,3 +348,55 @@ def test_bad_input_of_the_study_is_one_line(arguments, message, tmp_path, capsys
     assert code == 2
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_reproduce_tells_costs_and_writes_the_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = flipgrad(capsys, "reproduce", "--list")
+    assert code == 0
+    assert "≈" in out
+    assert "measured, or ≈ estimated from recorded times" in out
+    make = ("reproduce", "toy-example", "report", "--scale", "smoke", "--workers", "1", "--output", "made", "--keep", "docs")
+    code, out, err = flipgrad(capsys, *make)
+    assert (code, err) == (0, "")
+    assert "The page is made/report.html" in out
+    assert "What is worth keeping is in docs" in out
+    assert "toy-example.png" in (tmp_path / "docs/report.html").read_text()
+    assert not (tmp_path / "docs/toy-example.pdf").exists()
+    code, out, _ = flipgrad(capsys, "reproduce", "report", "--output", "made")
+    assert code == 0
+    assert "Figures (PNG, PDF)" not in out
+
+
+def test_a_failed_cell_is_one_line_and_exit_code_1(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("flipgrad.reproduce.toy.describe", lambda *_: 1 / 0)
+    make = ("reproduce", "toy-example", "--scale", "smoke", "--workers", "1", "--output", str(tmp_path / "out"))
+    code, _, err = flipgrad(capsys, *make)
+    assert code == 1
+    assert "flipgrad: 2 cells failed: toy-example-expected (ZeroDivisionError: division by zero)" in err
+    assert "the same command tries these again" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_an_interrupted_reproduction_keeps_its_cells_and_goes_on(tmp_path, capsys, number):
+    arguments = ["reproduce", "toy-training", "--scale", "smoke", "--output", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "flipgrad", *arguments, "--workers", "2"]
+    # As a terminal does it, to all processes at once.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    until = time.monotonic() + 120
+    while not list(tmp_path.glob("out/cells/*/result.json")) and time.monotonic() < until:
+        time.sleep(0.02)
+    os.killpg(process.pid, number)
+    out, _ = process.communicate(timeout=120)
+    done = {path: path.read_bytes() for path in tmp_path.glob("out/cells/*/result.json")}
+    assert done
+    if process.returncode:
+        assert process.returncode == 130
+        assert "the same command goes on from there" in out
+    code, _, _ = flipgrad(capsys, *arguments, "--workers", "1")
+    assert code == 0
+    assert len(list(tmp_path.glob("out/cells/*/result.json"))) == 4
+    assert all(path.read_bytes() == content for path, content in done.items())

@@ -10,7 +10,18 @@ from matplotlib.figure import Figure
 from flipgrad.plots.style import STYLES, defaults, log_ticks, ordered, save, style_of
 
 MAIN = ["PSA", "ST", "Tanh", "Concrete 1", "Concrete 0.1", "ARM", "REINFORCE"]
-UNBIASED = {"REINFORCE", "REINFORCE + mean", "MuProp", "MuProp + mean", "ARM", "LEG", "REBAR", "RELAX"}
+UNBIASED = {
+    "REINFORCE",
+    "REINFORCE + mean",
+    "MuProp",
+    "MuProp + mean",
+    "REINFORCE + running",
+    "MuProp + running",
+    "ARM",
+    "LEG",
+    "REBAR",
+    "RELAX",
+}
 UNBIASED |= {"DisARM", "ARMS", "BitFlip", "DoubleCV", "Exact"}
 BIASED = {"PSA", "ST", "HardST", "Tanh", "Concrete 1", "Concrete 0.1", "ADF", "LocalReparam", "ZGR", "GumbelRao"}
 

@@ -163,5 +163,6 @@ def test_claims_are_readable():
     assert str(Claim("it is so", True, "1 < 2")) == "- Holds: it is so\n  1 < 2"
     assert str(Claim("it is so", False, "1 > 2")).startswith("- DOES NOT HOLD: it is so")
     assert reproduce.EXPERIMENTS.keys() == {
-        *("rmse", "cosine", "rmse-unbiased", "cosine-unbiased", "width", "depth", "estimators")
+        *("rmse", "cosine", "rmse-unbiased", "cosine-unbiased", "width", "depth", "estimators"),
+        *("toy-training", "toy-example", "cifar", "muprop", "timing"),
     }

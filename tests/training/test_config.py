@@ -20,6 +20,7 @@ from flipgrad.training import TrainConfig
         ({"batch_size": -1}, "batch_size is -1"),
         ({"samples": 0}, "samples is 0"),
         ({"eval_samples": 0}, "eval_samples is 0"),
+        ({"eval_train": -1}, "eval_train is -1; it must be at least 0"),
         ({"image_size": 0}, "image_size is 0"),
         ({"search_trials": 1}, "search_trials is 1; it must be at least 2"),
         ({"search_epochs": 0}, "search_epochs is 0"),

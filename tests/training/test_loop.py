@@ -48,6 +48,22 @@ def test_the_metrics_of_an_epoch(tmp_path):
     assert summary["expected_loss"] != record["expected_loss"]
 
 
+def test_training_images_are_evaluated_if_wanted_and_change_nothing_else(tmp_path):
+    for images in (0, 20):
+        run(tmp_path / str(images), epochs=2, augment="shift", eval_train=images)
+    without, watched = (records(tmp_path / str(images)) for images in (0, 20))
+    for one, other in zip(without, watched, strict=True):
+        assert "training" not in one
+        assert other["training"].keys() == {key for key in one if key.startswith(("accuracy", "saturated", "samples"))} | {
+            "expected_loss",
+            "marginal_loss",
+        }
+        assert one["expected_loss"] == other["expected_loss"]
+        assert 0 < other["training"]["expected_loss"] != other["expected_loss"]
+    weights = [(tmp_path / str(images) / "weights.safetensors").read_bytes() for images in (0, 20)]
+    assert weights[0] == weights[1]
+
+
 def test_gradient_norms_are_root_mean_squares_over_updates(monkeypatch):
     trainer = Trainer(config(lr=1e-9, augment="none"), small_net(), blobs())
     squares = []
@@ -102,7 +118,7 @@ def test_a_run_leaves_the_global_generator_alone(tmp_path):
         {"estimator": "relax"},
         {"estimator": "rebar", "optimizer": "adam", "lr": 0.01, "schedule": "cosine"},
         {"samples": 2, "augment": "none", "schedule": "step", "weight_decay": 1e-3},
-        {"samples": 2, "objective": "bound"},
+        {"samples": 2, "objective": "bound", "eval_train": 7},
         {"momentum": 0.0, "precision": "bfloat16"},
     ],
     ids=str,

@@ -18,6 +18,7 @@ from flipgrad.cli.gradeval import gradeval
 from flipgrad.cli.reproduce import reproduce
 from flipgrad.cli.train import train
 from flipgrad.errors import InputError, StorageError
+from flipgrad.reproduce import CellError
 from flipgrad.training import DivergenceError
 from flipgrad.training.processes import launched_rank
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         message = error.format_message() if isinstance(error, TyperException) else str(error)
         _complain(message.replace("\n", " "))
         code = BAD_INPUT
-    except (DivergenceError, StorageError) as error:
+    except (DivergenceError, StorageError, CellError) as error:
         _complain(str(error))
         code = FAILED
     sys.exit(code or DONE)

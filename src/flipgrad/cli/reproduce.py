@@ -11,38 +11,99 @@ from rich.table import Table
 
 from flipgrad.cli._shared import working
 from flipgrad.errors import InputError
-from flipgrad.reproduce import EXPERIMENTS, SCALES, Workshop
+from flipgrad.plots.report import duration
+from flipgrad.reproduce import EXPERIMENTS, SCALES, DaskRunner, LocalRunner, Workshop, costs, keep, write_report
+
+RESULTS = Path("results")
+# Names that are no experiments: all of them, and the page of what is there.
+ALL, REPORT = "all", "report"
 
 
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(help=f"Figures: {', '.join(EXPERIMENTS)}, or all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help=f"Figures: {', '.join(EXPERIMENTS)}; all; or report, the page of what is there.")
+    ] = None,
     scale: Annotated[str, typer.Option(help=f"How much work: {', '.join(SCALES)} (the paper's counts).")] = "small",
-    show: Annotated[bool, typer.Option("--list", help="List the figures.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the figures, and what they cost on this machine.")] = False,
     seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Folder for results (default: results/SCALE).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results of other settings there.")] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="CIFAR-10's files (default: $FLIPGRAD_DATA/cifar10); smoke needs none.")
+    ] = None,
+    augment: Annotated[
+        str | None, typer.Option(help="For cifar: none,affine,flip-crop or some of them (default: the scale's).")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that train at the same time (default: one per core).")] = None,
+    dask: Annotated[str | None, typer.Option(help="Train on the Dask cluster with this scheduler, tcp://HOST:PORT.")] = None,
+    keep_in: Annotated[
+        Path | None, typer.Option("--keep", help="Copy the small result files and the page to this folder.")
+    ] = None,
 ) -> None:
-    """Reproduce the paper's figures: JSON, PNG and PDF each, and which of its claims the numbers support.
+    """Reproduce the paper's figures and tables: JSON, PNG and PDF each, and which of its claims the numbers support.
 
     What is already in the output folder is not computed again, so an interrupted command goes on where it was.
     """
     console = Console()
     if show or not names:
-        table = Table("name", "figure")
-        for experiment in EXPERIMENTS.values():
-            table.add_row(experiment.name, experiment.title)
-        console.print(table)
+        console.print(_list(output, workers))
         return
-    unknown = [name for name in names if name not in (*EXPERIMENTS, "all")]
+    unknown = [name for name in names if name not in (*EXPERIMENTS, ALL, REPORT)]
     if unknown:
-        raise InputError(f"no figure {unknown[0]!r}; choose {', '.join(EXPERIMENTS)}, or all")
-    folder = output or Path("results") / scale
-    try:
-        with working(console) as work:
-            shop = Workshop(folder, scale, seed, work.advance, overwrite=overwrite)
-            for name in EXPERIMENTS if "all" in names else dict.fromkeys(names):
-                console.print(EXPERIMENTS[name].reproduce(shop), highlight=False, markup=False, soft_wrap=True)
-    except KeyboardInterrupt:
-        console.print(f"Interrupted. What was measured is in {folder}; the same command goes on from there.")
-        raise
-    console.print(f"Figures (PNG, PDF), numbers (JSON) and texts are in {folder}", highlight=False)
+        raise InputError(f"no figure {unknown[0]!r}; choose {', '.join(EXPERIMENTS)}, or all, or report")
+    if dask and workers:
+        raise InputError("--workers is for processes of this machine; a cluster has its own: leave it out with --dask")
+    folder = output or RESULTS / scale
+    wanted = list(EXPERIMENTS) if ALL in names else [name for name in dict.fromkeys(names) if name != REPORT]
+    if wanted:
+        runner = DaskRunner(dask) if dask else LocalRunner(workers)
+        augmentations = [name.strip() for name in augment.split(",")] if augment else None
+        try:
+            with working(console) as work:
+                shop = Workshop(
+                    folder,
+                    scale,
+                    seed,
+                    work.advance,
+                    overwrite=overwrite,
+                    runner=runner,
+                    images=data,
+                    augmentations=augmentations,
+                )
+                for name in wanted:
+                    console.print(EXPERIMENTS[name].reproduce(shop), highlight=False, markup=False, soft_wrap=True)
+        except KeyboardInterrupt:
+            message = f"Interrupted. What was done is in {folder}; the same command goes on from there."
+            console.print(message, highlight=False, markup=False, soft_wrap=True)
+            raise
+        message = f"Figures (PNG, PDF), numbers (JSON) and texts are in {folder}"
+        console.print(message, highlight=False, markup=False, soft_wrap=True)
+    if ALL in names or REPORT in names:
+        console.print(f"The page is {write_report(folder)}", highlight=False, markup=False, soft_wrap=True)
+    if keep_in is not None:
+        console.print(
+            f"What is worth keeping is in {keep(folder, keep_in).parent}", highlight=False, markup=False, soft_wrap=True
+        )
+
+
+def _list(output: Path | None, workers: int | None) -> Table:
+    speed = costs.probe() / costs.PROBE
+    table = Table("name", "figure", *SCALES, caption="Time on this machine: measured, or ≈ estimated from recorded times")
+    for experiment in EXPERIMENTS.values():
+        found = [costs.cost(experiment.name, scale, output or RESULTS / scale, speed, workers) for scale in SCALES]
+        times = [duration(cost.seconds) if cost.measured else f"≈ {_rough(cost.seconds)}" for cost in found]
+        table.add_row(experiment.name, experiment.title, *times)
+    return table
+
+
+def _rough(seconds: float) -> str:
+    """An estimate, with no more digits than it is worth.
+
+    >>> [_rough(seconds) for seconds in (3.2, 130.0, 6000.0, 400000.0)]
+    ['3 s', '2 min', '1.7 h', '5 days']
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.2g} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"

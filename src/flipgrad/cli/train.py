@@ -143,6 +143,9 @@ def train(
     eval_samples: Annotated[
         int, typer.Option(help="Draws per image for the reported numbers.", rich_help_panel=STORE)
     ] = DEFAULTS.eval_samples,
+    eval_train: Annotated[
+        int, typer.Option(help="Report the numbers on so many training images, too.", rich_help_panel=STORE)
+    ] = DEFAULTS.eval_train,
     output: Annotated[
         Path | None, typer.Option(help="Folder of the run (default: runs/DATA-ESTIMATOR).", rich_help_panel=STORE)
     ] = None,
@@ -198,6 +201,7 @@ def train(
             validation=validation,
             samples=samples,
             eval_samples=eval_samples,
+            eval_train=eval_train,
             objective=objective,
             seed=seed,
             device=device,

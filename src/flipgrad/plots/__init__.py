@@ -3,8 +3,26 @@
 from flipgrad.plots.accuracy import cosine, rmse
 from flipgrad.plots.bias import bias_and_spread
 from flipgrad.plots.curves import training_curve
+from flipgrad.plots.learning import cifar, cifar_extra, muprop
 from flipgrad.plots.report import report
 from flipgrad.plots.results import Panel, layers
 from flipgrad.plots.scaling import scaling
+from flipgrad.plots.timing import timing
+from flipgrad.plots.toy import toy_example, toy_training
 
-__all__ = ["Panel", "bias_and_spread", "cosine", "layers", "report", "rmse", "scaling", "training_curve"]
+__all__ = [
+    "Panel",
+    "bias_and_spread",
+    "cifar",
+    "cifar_extra",
+    "cosine",
+    "layers",
+    "muprop",
+    "report",
+    "rmse",
+    "scaling",
+    "timing",
+    "toy_example",
+    "toy_training",
+    "training_curve",
+]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -79,22 +79,13 @@ def report(folder: Path) -> Path:
 
 def page(run: Run) -> str:
     """The page of a run. Every string from a file is escaped: the template does so unless told otherwise."""
-    environment = Environment(
-        loader=PackageLoader("flipgrad.plots", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(percent=percent, loss=loss, short=short)
-    environment.globals["style"] = Markup(environment.get_template("report.css").render())
     where, scores = headline_scores(run)
     with defaults(TEXT):
         plots = [_plot(chart) for chart in charts(run.epochs)]
     evaluation = run.evaluation
     shown_columns = columns(run)
     shown = cards(evaluation.examples, evaluation.classes) if evaluation else []
-    text = environment.get_template("report.html").render(
+    text = template("report.html").render(
         title=title(run.config),
         facts=list(facts(run)),
         where=where,
@@ -111,6 +102,20 @@ def page(run: Run) -> str:
         machine=list(flat(run.machine)),
     )
     return text.lstrip()
+
+
+def template(name: str) -> Template:
+    """A page to be filled in; it knows the style sheet that all pages share."""
+    environment = Environment(
+        loader=PackageLoader("flipgrad.plots", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(percent=percent, loss=loss, short=short)
+    environment.globals["style"] = Markup(environment.get_template("report.css").render())
+    return environment.get_template(name)
 
 
 def title(config: Mapping[str, Any]) -> str:

@@ -72,6 +72,8 @@ _TABLE: tuple[tuple[str, str, str, tuple[float, ...], float], ...] = (
     ("LocalReparam", "#8A8F99", "d", SOLID, OTHER),
     ("REINFORCE + mean", "#B07A10", "^", SCORE, OTHER),
     ("MuProp", "#5E5A1E", "s", SCORE, OTHER),
+    ("REINFORCE + running", "#9C4A12", "o", SCORE, OTHER),
+    ("MuProp + running", "#3F7A1F", "v", SCORE, OTHER),
     ("MuProp + mean", "#A08A3C", "D", SCORE, OTHER),
     ("DisARM", "#B95FD0", "o", ANTITHETIC, OTHER),
     ("ARMS", "#7D5CB0", "d", ANTITHETIC, OTHER),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -16,6 +19,8 @@ from flipgrad.data import Split, toy
 from flipgrad.errors import InputError
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
+from flipgrad.reproduce._cells import Cell, Runner
+from flipgrad.reproduce._local import LocalRunner
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference import reference_training
 
@@ -58,6 +63,21 @@ class Claim:
 
 
 @final
+@dataclass(frozen=True)
+class Sheet:
+    """A table of text; the first column names the rows."""
+
+    caption: str
+    head: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> list[str]:
+        """Its lines."""
+        lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
+        return [self.caption, "", *(f"| {' | '.join(line)} |" for line in lines)]
+
+
+@final
 class Workshop:
     """The folder of a reproduction: trained networks and measurements are made once, and found again later.
 
@@ -67,14 +87,31 @@ class Workshop:
         seed: of data, training and draws.
         report: for a progress bar.
         overwrite: whether results of another scale or seed there may be replaced.
+        runner: runs cells; by default one after the other in this process.
+        images: the folder of CIFAR-10; by default it is looked for when it is needed.
+        augmentations: of the experiment on CIFAR-10; by default those of the scale.
     """
 
     MARK = "reproduce.json"
+    SPENT = "spent.json"
+    CELLS, MEASURED, NETWORKS = "cells", "measured", "networks"
 
-    def __init__(self, folder: Path, scale: str, seed: int, report: Report, *, overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        scale: str,
+        seed: int,
+        report: Report,
+        *,
+        overwrite: bool = False,
+        runner: Runner | None = None,
+        images: Path | None = None,
+        augmentations: Sequence[str] | None = None,
+    ) -> None:
         if scale not in SCALES:
             raise InputError(f"scale {scale!r}: choose {', '.join(SCALES)}")
-        self.scale, self.seed, self.report = SCALES[scale], seed, report
+        self.scale, self.scale_name, self.seed, self.report = SCALES[scale], scale, seed, report
+        self.runner, self.images, self.augmentations = runner or LocalRunner(1), images, augmentations
         settings = {"scale": scale, "seed": seed}
         mark = folder / self.MARK
         found = _read(mark) if mark.exists() else None
@@ -87,8 +124,10 @@ class Workshop:
         if found != settings:
             for old in (*folder.glob("measured/*.json"), *folder.glob("networks/*.safetensors")):
                 old.unlink()
+            shutil.rmtree(folder / self.CELLS, ignore_errors=True)
+            (folder / self.SPENT).unlink(missing_ok=True)
         files.write_json(mark, settings)
-        for name in ("measured", "networks"):
+        for name in (self.CELLS, self.MEASURED, self.NETWORKS):
             (folder / name).mkdir(exist_ok=True)
         self.data: Split = toy(seed=seed).train
 
@@ -144,6 +183,45 @@ class Workshop:
             files.write_json(path, {**found, "widths": list(widths), "epoch": epoch})
         return path
 
+    def cells(self, stage: str, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+        """The stored records of ``cells`` by name; those that are not done are done now."""
+        root = self.folder / self.CELLS
+        missing = [cell for cell in cells if cell.read(root) is None]
+        if missing:
+            total = sum(cell.cost for cell in missing)
+            self.runner.run(missing, root, lambda name, new: self.report(f"{stage}: {name}", new, total))
+        records = {cell.name: cell.read(root) for cell in cells}
+        return {name: record for name, record in records.items() if record is not None}
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the time inside to what the experiment has taken so far, also where it is interrupted."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = self.spent(name) + time.perf_counter() - started
+            files.write_json(self.folder / self.SPENT, {**self._all_spent(), name: seconds})
+
+    def spent(self, name: str) -> float:
+        """Seconds that an experiment has taken so far, in all commands."""
+        return float(self._all_spent().get(name, 0.0))
+
+    def _all_spent(self) -> dict[str, Any]:
+        path = self.folder / self.SPENT
+        return _read(path) if path.exists() else {}
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """What is in a result file."""
+        return _read(path)
+
+    def store(self, name: str, value: Mapping[str, Any]) -> Path:
+        """Write what a figure is drawn from, and return the file."""
+        path = self.folder / self.MEASURED / f"{name}.json"
+        # On one line: these are long lists of numbers.
+        files.write(path, (json.dumps({**value, "scale": self.scale_name, "seed": self.seed}, allow_nan=False) + "\n").encode())
+        return path
+
 
 class Experiment(ABC):
     """One figure."""
@@ -155,12 +233,29 @@ class Experiment(ABC):
     def run(self, shop: Workshop) -> list[Claim]:
         """Measure what is missing, draw, and say what the numbers say."""
 
+    def sheet(self, shop: Workshop) -> Sheet | None:
+        """The table that the text has beside the claims, if there is one."""
+        return None
+
     @final
     def reproduce(self, shop: Workshop) -> str:
         """Run, and write ``NAME.json`` and ``NAME.md`` beside the figure; returns the text."""
-        claims = self.run(shop)
-        text = "\n".join([f"# {self.title}", "", *(str(claim) for claim in claims), ""])
-        record = {"figure": self.name, "title": self.title, "claims": [asdict(claim) for claim in claims]}
+        with shop.timed(self.name):
+            claims, sheet = self.run(shop), self.sheet(shop)
+        text = (
+            "\n".join(
+                [f"# {self.title}", "", *(str(claim) for claim in claims), "", *(sheet.markdown() if sheet else []), ""]
+            ).rstrip()
+            + "\n"
+        )
+        record = {
+            "figure": self.name,
+            "title": self.title,
+            "scale": shop.scale_name,
+            "claims": [asdict(claim) for claim in claims],
+            "sheet": asdict(sheet) if sheet else None,
+            "seconds": shop.spent(self.name),
+        }
         files.write_json(shop.folder / f"{self.name}.json", {**record, "seed": shop.seed, **files.provenance()})
         files.write(shop.folder / f"{self.name}.md", text.encode())
         return text

@@ -54,6 +54,7 @@ class TrainConfig:
             it, so that the test images are looked at only at the end. With 0 they are measured on the test images.
         samples: draws of all noises per update; the gradient is the mean of their estimates.
         eval_samples: draws of all noises for the reported accuracies and losses.
+        eval_train: after every epoch, measure these also on so many training images, augmented as in training; 0 for none.
         objective: "expected", the expected loss, or "bound", the multi-sample bound of ``samples`` draws.
         seed: of initialisation, order, augmentation and noise.
         device: "cpu", "cuda", "cuda:1", "mps".
@@ -83,6 +84,7 @@ class TrainConfig:
     validation: float = 0.1
     samples: int = 1
     eval_samples: int = 10
+    eval_train: int = 0
     objective: str = "expected"
     seed: int = 0
     device: str = "cpu"
@@ -173,6 +175,7 @@ LEAST = {
     "batch_size": 1,
     "samples": 1,
     "eval_samples": 1,
+    "eval_train": 0,
     "seed": 0,
     "threads": 1,
     "image_size": 1,

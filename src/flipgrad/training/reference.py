@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Generator
 
+from flipgrad.bounds import bound_losses, mean_losses
 from flipgrad.data import Split
 from flipgrad.errors import InputError
 from flipgrad.estimators import REINFORCE, Estimator
@@ -26,6 +26,8 @@ def reference_training(
     *,
     net: Sequential | None = None,
     estimator: Estimator | None = None,
+    samples: int = 1,
+    bound: bool = False,
     seed: int = 0,
     report: Callable[[int], None] = lambda epoch: None,
 ) -> dict[int, Sequential]:
@@ -39,6 +41,8 @@ def reference_training(
         epochs: when to keep the network; 0 is the initialised one.
         net: trained in place of a new one, with its own widths and noise; it is initialised and changed.
         estimator: by default REINFORCE, the paper's choice.
+        samples: draws of all noises per update.
+        bound: whether to train by the multi-sample bound of so many draws, instead of the mean of their losses.
         seed: of weights, order and noise.
         report: called after every epoch.
 
@@ -58,16 +62,14 @@ def reference_training(
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM, fused=data.x.device.type == "cpu")
     kept = {0: copy.deepcopy(net)} if 0 in epochs else {}
     for epoch in range(1, max(epochs) + 1):
-        _epoch(net, data, rule, optimizer, generator)
+        for batch in data.batches(BATCH, generator=generator):
+            optimizer.zero_grad(set_to_none=True)
+            losses = (bound_losses if bound else mean_losses)(
+                net, batch.x, CrossEntropy(batch.y), samples, estimator=rule, generator=generator, index=batch.index
+            )
+            losses.mean().backward()
+            optimizer.step()
         if epoch in epochs:
             kept[epoch] = copy.deepcopy(net)
         report(epoch)
     return kept
-
-
-def _epoch(net: Sequential, data: Split, rule: Estimator, optimizer: torch.optim.Optimizer, generator: Generator) -> None:
-    for batch in data.batches(BATCH, generator=generator):
-        loss = net(batch.x, CrossEntropy(batch.y), estimator=rule, generator=generator, index=batch.index).mean()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()

@@ -148,8 +148,8 @@ class Trainer:
 
         Returns:
             The epoch's metrics: ``objective`` is the running mean of the method's own objective, ``gradient_norm`` the root
-            mean square over updates of each layer's gradient norm; the rest is from the validation images, or the test images
-            where there are none.
+            mean square over updates of each layer's gradient norm; ``training`` is from training images, if so configured;
+            the rest is from the validation images, or the test images where there are none.
 
         Raises:
             DivergenceError: if a weight or the loss is not finite.
@@ -165,6 +165,7 @@ class Trainer:
         last_rate = self._rate()
         done = self.epoch + 1
         evaluation = self.evaluate(self._held_out, done)
+        training = {"training": asdict(self._evaluate_training(done))} if self.config.eval_train else {}
         norms = {name: math.sqrt(total / self.updates) for name, total in zip(self._layers, sums, strict=False)}
         self.next_epoch()
         return {
@@ -175,6 +176,7 @@ class Trainer:
             "images_per_second": len(self._train) / seconds,
             "split": self._held_out,
             **asdict(evaluation),
+            **training,
             "gradient_norm": norms,
         }
 
@@ -186,11 +188,23 @@ class Trainer:
 
     def evaluate(self, split: str, epoch: int) -> Evaluation:
         """The numbers on "test" or "validation"; every process looks at a part of the images."""
-        self._processes.copy_first(self.net.buffers())
         rank, size = self._processes.rank, self._processes.size
-        part = Split(self._splits[split].x[rank::size], self._splits[split].y[rank::size]).to(self._device)
-        noise = generator(self.config.seed, Stream.EVALUATE, epoch, rank, device=self._device)
-        return evaluate(self.net, part, self.config.eval_samples, generator=noise, total=self._processes.sum)
+        part = Split(self._splits[split].x[rank::size], self._splits[split].y[rank::size])
+        return self._evaluate(part, generator(self.config.seed, Stream.EVALUATE, epoch, rank, device=self._device))
+
+    def _evaluate_training(self, epoch: int) -> Evaluation:
+        """The numbers on training images, always the same ones, augmented anew as in training: the loss that is minimised."""
+        seed, rank, size = self.config.seed, self._processes.rank, self._processes.size
+        chosen = torch.randperm(len(self._train), generator=generator(seed, Stream.WATCH))[: self.config.eval_train]
+        mine = chosen[rank::size].to(self._device)
+        x = self._augment(self._train.x[mine], self._background, generator(seed, Stream.WATCH, epoch, rank))
+        noise = generator(seed, Stream.WATCH, epoch, rank, device=self._device)
+        return self._evaluate(Split(x, self._train.y[mine]), noise)
+
+    def _evaluate(self, part: Split, noise: Generator) -> Evaluation:
+        self._processes.copy_first(self.net.buffers())
+        samples = self.config.eval_samples
+        return evaluate(self.net, part.to(self._device), samples, generator=noise, total=self._processes.sum)
 
     def state(self) -> Checkpoint:
         """All that changes in a training. Every process has to ask for it."""

@@ -1,0 +1,212 @@
+"""Cells: independent pieces of an experiment, each with a folder of its own, done once however often they are begun.
+
+A cell's result is one file, which appears whole when the cell is done. So nothing is counted twice: a cell that was cut, whose
+machine died, or that two processes were given, ends with one result.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, final
+
+import torch
+
+from flipgrad import files
+from flipgrad.errors import InputError
+from flipgrad.training.lock import FolderLock
+
+RESULT, SPENT, ERROR = "result.json", "spent.json", "error.txt"
+# Seconds between two looks whether another process has let go of a cell's folder.
+PATIENCE = 0.2
+
+
+class CellError(RuntimeError):
+    """Cells failed; the results of all others are kept."""
+
+
+@final
+@dataclass(frozen=True)
+class Place:
+    """What a cell works with.
+
+    Attributes:
+        folder: its own, where it keeps what it needs to go on.
+        inputs: see :class:`Cell`.
+        stop: whether it has been asked to stop: then it saves what it has and raises KeyboardInterrupt.
+        report: told which share of the work is done.
+    """
+
+    folder: Path
+    inputs: Mapping[str, str]
+    stop: Callable[[], bool]
+    report: Callable[[float], None]
+
+    def tick(self, share: float) -> None:
+        """Tell which share is done, and stop here if asked to; for work that has nothing to save."""
+        self.report(share)
+        if self.stop():
+            raise KeyboardInterrupt
+
+
+# What a cell does: a function of a module, so that another process can be told its name.
+Work = Callable[[Mapping[str, Any], Place], Mapping[str, Any]]
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    """An independent piece of work.
+
+    Attributes:
+        name: of its folder.
+        work: makes the result, ready for JSON, from the settings.
+        settings: what determines the result, ready for JSON.
+        cost: how many units of progress it is, such as epochs.
+        inputs: where things are that it needs; they do not determine the result.
+    """
+
+    name: str
+    work: Work
+    settings: Mapping[str, Any]
+    cost: int = 1
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, root: Path) -> dict[str, Any] | None:
+        """The stored record of this cell, None if it is not done.
+
+        Raises:
+            InputError: if the file is damaged, or of other settings.
+        """
+        path = root / self.name / RESULT
+        if not path.exists():
+            return None
+        try:
+            record = json.loads(path.read_bytes())
+            settings = record["settings"]
+            dict(record["result"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(f"'{path}' is damaged ({error}); delete it, it is made again") from None
+        if settings != json.loads(json.dumps(self.settings)):
+            raise InputError(f"'{path}' is of other settings; give another --output, or delete it")
+        return dict(record)
+
+
+@final
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended: a cell that is "done" has its result, one that "stopped" can go on."""
+
+    name: str
+    kind: Literal["done", "stopped", "bad input", "failed"]
+    message: str = ""
+
+
+class Runner(Protocol):
+    """Runs cells somewhere."""
+
+    def run(self, cells: Sequence[Cell], root: Path, tell: Callable[[str, int], None]) -> None:
+        """Do all cells, each in its folder below ``root``.
+
+        Args:
+            cells: those that are not done.
+            root: the folder of folders.
+            tell: told the name of a cell and how many more of its units are done, several times a second; where it raises
+                KeyboardInterrupt, all cells are stopped.
+
+        Raises:
+            CellError: if a cell failed; the others are done nevertheless.
+            InputError: if a cell found its input wrong.
+        """
+
+
+def attempt(cell: Cell, root: Path, stop: Callable[[], bool], report: Callable[[float], None]) -> Outcome:
+    """Do a cell, unless it is done or another process is doing it: then wait for that one."""
+    folder = root / cell.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _held(folder, stop), one_thread():
+            if stop():
+                raise KeyboardInterrupt
+            if cell.read(root) is None:
+                _work(cell, folder, stop, report)
+    except KeyboardInterrupt:
+        return Outcome(cell.name, "stopped")
+    except InputError as error:
+        return Outcome(cell.name, "bad input", str(error))
+    except Exception as error:  # whatever it is, the other cells go on
+        with suppress(OSError):
+            (folder / ERROR).write_text(traceback.format_exc(), encoding="utf-8")
+        return Outcome(cell.name, "failed", f"{type(error).__name__}: {error}")
+    return Outcome(cell.name, "done")
+
+
+def complain(failures: Sequence[Outcome], root: Path) -> None:
+    """Raise what the failed cells of a run amount to, if there are any."""
+    for outcome in failures:
+        if outcome.kind == "bad input":
+            raise InputError(f"{outcome.name}: {outcome.message}")
+    if failures:
+        told = "; ".join(f"{outcome.name} ({outcome.message.splitlines()[0]:.200})" for outcome in failures)
+        raise CellError(
+            f"{len(failures)} cell{'s' * (len(failures) > 1)} failed: {told}. More is in {ERROR} of their folders in {root}; "
+            "all other results are kept, and the same command tries these again"
+        )
+
+
+def _work(cell: Cell, folder: Path, stop: Callable[[], bool], report: Callable[[float], None]) -> None:
+    started, before = time.perf_counter(), _spent(folder)
+
+    def seconds() -> float:
+        return before + time.perf_counter() - started
+
+    try:
+        result = cell.work(cell.settings, Place(folder, cell.inputs, stop, report))
+    except KeyboardInterrupt:
+        files.write_json(folder / SPENT, {"seconds": seconds()})
+        raise
+    record = {"name": cell.name, "settings": dict(cell.settings), "result": dict(result), "seconds": seconds()}
+    files.write_json(folder / RESULT, {**record, **files.provenance()})
+    for name in (SPENT, ERROR):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _spent(folder: Path) -> float:
+    """Seconds of earlier attempts that were asked to stop."""
+    try:
+        return float(json.loads((folder / SPENT).read_bytes())["seconds"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0.0
+
+
+@contextmanager
+def _held(folder: Path, stop: Callable[[], bool]) -> Iterator[None]:
+    """Hold the folder. The system lets go of the folders of a process that died."""
+    lock = None
+    while lock is None:
+        try:
+            lock = FolderLock(folder)
+        except InputError:
+            if stop():
+                raise KeyboardInterrupt from None
+            time.sleep(PATIENCE)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Cells share the cores by themselves; and with one thread each their numbers do not depend on how many run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

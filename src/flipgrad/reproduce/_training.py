@@ -1,0 +1,217 @@
+"""A cell that trains a network on images by the ordinary loop, and goes on from its own checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+from flipgrad.data import DataSet, Split
+from flipgrad.errors import InputError
+from flipgrad.reproduce._cells import Cell, Place
+from flipgrad.training import (
+    Checkpoint,
+    DivergenceError,
+    RunFolder,
+    TrainConfig,
+    automatic_rate,
+    load_data,
+    make_net,
+    read_trials,
+    train,
+)
+from flipgrad.training.config import AUTO
+
+RUN, IMAGES = "run", "images"
+# The variable that names the folder of data sets.
+VARIABLE = "FLIPGRAD_DATA"
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """How long networks are trained, and on what.
+
+    Attributes:
+        data: the data set's name.
+        width: the factor on the network's channels.
+        images: to train on; None for all.
+        held_out: images of the validation part to evaluate after every epoch; None for all.
+        watched: training images to evaluate after every epoch.
+        epochs: of the training.
+        trials: rates that the search tries.
+        trial_epochs: the length of each trial.
+        trial_images: images of each trial; None for all.
+    """
+
+    data: str
+    width: float
+    images: int | None
+    held_out: int | None
+    watched: int
+    epochs: int
+    trials: int
+    trial_epochs: int
+    trial_images: int | None
+
+    def cell(self, name: str, estimator: str, augment: str, seed: int, folder: Path | None, rate: float | str = AUTO) -> Cell:
+        """The training with one ``estimator``; with a ``rate`` that is a number there is no search."""
+        # All that the paper's setting is, but nothing else: results stay good when a configuration learns more fields.
+        values = {
+            "data": self.data,
+            "width": self.width,
+            "estimator": estimator,
+            "epochs": self.epochs,
+            "lr": rate,
+            "search_trials": self.trials,
+            "search_epochs": self.trial_epochs,
+            "search_images": self.trial_images,
+            "batch_size": 64,
+            "optimizer": "sgd",
+            "momentum": 0.9,
+            "schedule": "constant",
+            "augment": augment,
+            "validation": 0.1,
+            "eval_samples": 10,
+            "eval_train": self.watched,
+            "seed": seed,
+        }
+        search = self.trials * self.trial_epochs if rate == AUTO else 0
+        if self.images and self.trial_images:
+            search = math.ceil(search * self.trial_images / self.images)
+        settings = {"config": values, "images": self.images, "held_out": self.held_out}
+        inputs = {} if folder is None else {IMAGES: str(folder)}
+        return Cell(name, train_cell, settings, cost=self.epochs + search, inputs=inputs)
+
+
+def image_folder(plan: Plan, given: Path | None) -> Path | None:
+    """The folder of the images of ``plan``, None if it needs none.
+
+    Raises:
+        InputError: if it needs one, none was given, and no variable names one.
+    """
+    if plan.data != "cifar10":
+        return None
+    if given is not None:
+        return given.resolve()
+    if os.environ.get(VARIABLE):
+        return (Path(os.environ[VARIABLE]) / "cifar10").resolve()
+    raise InputError(f"this scale trains on CIFAR-10: give the folder of its files with --data, or ${VARIABLE}/cifar10")
+
+
+def train_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Search for the learning rate where none is given, and train.
+
+    Returns:
+        ``rate``, the ``trials`` of the search, ``curves`` with a number for every epoch, and ``diverged``, which says what
+        happened if the training came to no end. A search in which all rates diverge leaves no rate and no curves.
+    """
+    config = TrainConfig.from_json({**settings["config"], "data_folder": place.inputs.get(IMAGES)})
+    data = _fewer(load_data(config), settings["images"], settings["held_out"], config.seed)
+    path = place.folder / RUN
+    known = (path / RunFolder.CONFIG).is_file()
+    with RunFolder.reopen(path) if known else RunFolder(path, overwrite=True) as folder:
+        if not known:
+            folder.write_config(config)
+        rate, trials, share = config.lr, [], 0.0
+        if config.lr == AUTO:
+            share = _search_share(config, len(data.train))
+            try:
+                found = _search(config, data, folder, place, share)
+            except _NoRateError as error:
+                return {"rate": None, "trials": [], "curves": {}, "diverged": str(error)}
+            rate, trials = found["rate"], found["trials"]
+        diverged = _train(replace(config, lr=rate), data, folder, place, share)
+        return {"rate": rate, "trials": trials, "curves": _curves(path / RunFolder.METRICS), "diverged": diverged}
+
+
+class _NoRateError(Exception):
+    """All trials diverged."""
+
+
+def _search(config: TrainConfig, data: DataSet, folder: RunFolder, place: Place, share: float) -> dict[str, Any]:
+    done = read_trials(folder.path)
+    try:
+        found = automatic_rate(
+            config,
+            lambda: make_net(config, data),
+            data,
+            done=done,
+            report=lambda updates, total, trials: place.report(share * updates / total),
+            trial_done=folder.write_trials,
+            stop=place.stop,
+        )
+    except InputError as error:
+        trials = read_trials(folder.path)
+        if trials and all(trial.diverged for trial in trials):
+            raise _NoRateError(str(error)) from None
+        raise
+    return {"rate": found.rate, "trials": [trial.as_json() for trial in found.trials]}
+
+
+def _train(config: TrainConfig, data: DataSet, folder: RunFolder, place: Place, share: float) -> str | None:
+    """Train, or go on; what happened if it diverged."""
+    path = folder.path / RunFolder.CHECKPOINT
+    try:
+        train(
+            config,
+            make_net(config, data),
+            data,
+            folder,
+            checkpoint=Checkpoint.read(path) if path.is_file() else None,
+            report=lambda done, total, record: place.report(share + (1 - share) * done / total),
+            stop=place.stop,
+        )
+    except DivergenceError as error:
+        return str(error)
+    return None
+
+
+def _search_share(config: TrainConfig, images: int) -> float:
+    """The share of a cell's updates that the search takes."""
+    search = config.search_trials * config.search_epochs * (config.search_images or images)
+    return search / (search + config.epochs * images)
+
+
+def _fewer(data: DataSet, images: int | None, held_out: int | None, seed: int) -> DataSet:
+    validation = None if data.validation is None else _take(data.validation, held_out, seed)
+    # The test images have no part in the experiments; the loop evaluates them at its end.
+    return replace(data, train=_take(data.train, images, seed), validation=validation, test=_take(data.test, held_out, seed))
+
+
+def _take(split: Split, count: int | None, seed: int) -> Split:
+    """So many examples, of all classes alike; all of them if there are no more."""
+    if count is None or count >= len(split):
+        return split
+    return split.divide(count / len(split), seed=seed)[1]
+
+
+# What figures need of an epoch's record: the method's own objective, and the network's numbers on training and validation
+# images.
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "epoch": ("epoch",),
+    "objective": ("objective",),
+    "train_loss": ("training", "expected_loss"),
+    "train_accuracy": ("training", "accuracy_n"),
+    "loss": ("expected_loss",),
+    "marginal_loss": ("marginal_loss",),
+    "accuracy_1": ("accuracy_1",),
+    "accuracy_n": ("accuracy_n",),
+    "seconds": ("seconds",),
+}
+
+
+def _curves(metrics: Path) -> dict[str, list[float | None]]:
+    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return {name: [_number(record, path) for record in records] for name, path in COLUMNS.items()}
+
+
+def _number(record: Any, path: tuple[str, ...]) -> float | None:
+    """A value in few digits: a file to be kept."""
+    for key in path:
+        record = record[key]
+    return float(f"{record:.6g}") if math.isfinite(record) else None

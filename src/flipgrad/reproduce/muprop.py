@@ -1,0 +1,95 @@
+"""Appendix C.3: REINFORCE and MuProp with the running average of every example's loss as a baseline, at several rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import final
+
+from flipgrad import plots
+from flipgrad.reproduce._curves import GUESSING, Run, measure
+from flipgrad.reproduce._experiment import Claim, Experiment, Workshop
+from flipgrad.reproduce._training import Plan, image_folder
+from flipgrad.training.config import AUTO
+
+METHODS = ("reinforce+running", "muprop+running")
+# Beside the rate that the search finds.
+RATES = (1e-3, 1e-4)
+# With automatic rates: to compare with.
+BIASED = "psa"
+AUGMENT = "flip-crop"
+
+# The paper trains for 1,000 epochs.
+PLANS = {
+    "smoke": Plan("digits", 1.0, 128, 64, 64, epochs=2, trials=2, trial_epochs=1, trial_images=64),
+    "small": Plan("cifar10", 0.125, 5000, 256, 256, epochs=15, trials=6, trial_epochs=1, trial_images=3000),
+    "paper": Plan("cifar10", 1.0, None, None, 5000, epochs=1000, trials=10, trial_epochs=5, trial_images=None),
+}
+
+
+@final
+class MuProp(Experiment):
+    """Training losses of unbiased methods with baselines."""
+
+    name = "muprop"
+    title = "Appendix C.3: REINFORCE and MuProp with running baselines on CIFAR-10"
+
+    def run(self, shop: Workshop) -> list[Claim]:
+        plan = PLANS[shop.scale_name]
+        folder = image_folder(plan, shop.images)
+        wanted = [(BIASED, AUTO), *((method, rate) for method in METHODS for rate in (AUTO, *RATES))]
+        cells = [
+            plan.cell(f"muprop-{method}-{rate if rate == AUTO else f'{rate:g}'}", method, AUGMENT, shop.seed, folder, rate)
+            for method, rate in wanted
+        ]
+        runs, path = measure(shop, self.name, cells, {"plan": asdict(plan)}, starred=True)
+        plots.muprop(path, shop.folder / self.name)
+        biased, *unbiased = runs
+        return [can_progress(unbiased), small_rates(unbiased, biased), slow(unbiased, biased)]
+
+
+def _told(runs: Sequence[Run]) -> str:
+    return ", ".join(
+        f"{run.told()} at {'none' if run.rate is None else f'{run.rate:.2g}'}{'*' if run.searched else ''}" for run in runs
+    )
+
+
+def _best(runs: Sequence[Run]) -> Run:
+    """The lowest training loss at the end, of those that came to one."""
+    return min((run for run in runs if run.values("train_loss")), key=lambda run: run.last("train_loss"), default=runs[0])
+
+
+def can_progress(runs: Sequence[Run]) -> Claim:
+    """Whether the best rates lower the loss below that of guessing."""
+    best = [_best([run for run in runs if run.method == method]) for method in dict.fromkeys(run.method for run in runs)]
+    return Claim(
+        "with a suitable rate, both can make progress (training loss more than 1 % below that of guessing)",
+        all(run.last("train_loss") < 0.99 * GUESSING for run in best),
+        f"guessing {GUESSING:.3f}; at the end, * for rates from the search: {_told(runs)}",
+    )
+
+
+def small_rates(runs: Sequence[Run], biased: Run) -> Claim:
+    """The rate of the best unbiased training against that of PSA."""
+    best = _best(runs)
+    known = best.rate is not None and biased.rate is not None
+    return Claim(
+        "the learning rates they need are one to two orders smaller than with biased methods",
+        known and (best.rate or 0.0) <= 0.1 * (biased.rate or 0.0),
+        f"best: {_told([best])}; found for {biased.method}: {_told([biased])}",
+    )
+
+
+def slow(runs: Sequence[Run], biased: Run) -> Claim:
+    """How far they come in all epochs, against what PSA reaches in a few of them."""
+    losses = biased.values("train_loss")
+    few = max(1, len(losses) // 10)
+    best = _best(runs)
+    return Claim(
+        "they are much slower: after all epochs they have hardly come as far as a biased method after a few",
+        bool(losses) and not best.last("train_loss") < losses[few - 1],
+        f"{_told([best])}; {biased.method} after {few} epoch{'s' * (few > 1)} {losses[few - 1]:.3f}, at the end "
+        f"{biased.last('train_loss'):.3f}"
+        if losses
+        else "no training came to an end",
+    )

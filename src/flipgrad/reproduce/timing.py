@@ -1,0 +1,176 @@
+"""Appendix C.2: the running times of the methods, beside the paper's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from flipgrad import plots
+from flipgrad.estimators.names import for_training
+from flipgrad.network import Sequential
+from flipgrad.objectives import CrossEntropy
+from flipgrad.reproduce._experiment import Claim, Experiment, Sheet, Workshop
+from flipgrad.training.models import cifar_net
+
+METHODS = ("psa", "concrete", "tanh", "reinforce", "adf", "local-reparam", "st", "hard-st")
+BATCH = 64
+# 45,000 training and 5,000 validation images, and draws per image for the measurements in an epoch, as in the paper.
+TRAINING, VALIDATION, DRAWS = -(-45_000 // BATCH), -(-5_000 // BATCH), 10
+# The network's width and the number of repeats.
+SCALES = {"smoke": (0.0625, 1), "small": (1.0, 3), "paper": (1.0, 10)}
+REFERENCE = "Tanh"
+
+
+@final
+@dataclass(frozen=True)
+class Times:
+    """Seconds: of a batch forward and backward, of a training epoch and of a validation epoch with measurements."""
+
+    forward: float
+    backward: float
+    train_epoch: float
+    val_epoch: float
+
+    @property
+    def step(self) -> float:
+        """Forward and backward."""
+        return self.forward + self.backward
+
+
+# The paper's table, on a GPU. Its Gumbel is Concrete at temperature 1.
+PAPER = {
+    "PSA": Times(0.013, 0.056, 105, 14),
+    "Concrete 1": Times(0.009, 0.012, 77, 13),
+    "Tanh": Times(0.005, 0.011, 77, 12.5),
+    "REINFORCE": Times(0.014, 0.009, 77, 14),
+    "ADF": Times(0.012, 0.031, 91.5, 14),
+    "LocalReparam": Times(0.015, 0.029, 98, 14),
+    "ST": Times(0.009, 0.011, 77, 13),
+    "HardST": Times(0.009, 0.011, 77, 13),
+}
+
+
+@final
+class Timing(Experiment):
+    """Seconds of a batch and of an epoch by method. It runs alone, on all threads, so that nothing else is timed."""
+
+    name = "timing"
+    title = "Appendix C.2: running times"
+
+    def run(self, shop: Workshop) -> list[Claim]:
+        path = shop.folder / shop.MEASURED / f"{self.name}.json"
+        width, repeats = SCALES[shop.scale_name]
+        if not path.exists():
+            found = measure(width, repeats, shop)
+            methods = {name: {"paper": asdict(PAPER[name]), "ours": asdict(times)} for name, times in found.items()}
+            facts = {"batch": BATCH, "width": width, "threads": torch.get_num_threads(), "repeats": repeats}
+            shop.store(self.name, {"methods": methods, "reference": REFERENCE, **facts})
+        plots.timing(path, shop.folder / self.name)
+        ours = self._stored(shop)
+        return [within_the_papers("PSA", ours), within_the_papers("ST", ours), epoch_of_psa(ours)]
+
+    def sheet(self, shop: Workshop) -> Sheet:
+        return table(self._stored(shop))
+
+    def _stored(self, shop: Workshop) -> dict[str, Times]:
+        stored = shop.load(shop.folder / shop.MEASURED / f"{self.name}.json")
+        return {name: Times(**entry["ours"]) for name, entry in stored["methods"].items()}
+
+
+def measure(width: float, repeats: int, shop: Workshop) -> dict[str, Times]:
+    """Time all methods in turns, and take the fastest of the repeats, after one that does not count.
+
+    Epochs are not run: their times are those of their batches, with an update each, and of the passes that measure.
+    """
+    generator = torch.Generator().manual_seed(shop.seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(shop.seed)
+        net = cifar_net(width)
+    x = torch.randn(BATCH, 3, 32, 32, generator=generator)
+    objective = CrossEntropy(torch.randint(10, (BATCH,), generator=generator))
+    net.initialize(x, generator=generator)
+    # A rate of nearly 0: the work of an update, and all methods see the same weights.
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-12, momentum=0.9, nesterov=True)
+    best: dict[str, dict[str, float]] = {}
+    total = (repeats + 1) * len(METHODS)
+    for repeat in range(repeats + 1):
+        for method in METHODS:
+            label, estimator = for_training(method, BATCH)
+            seconds = _one(net, x, objective, optimizer, {"estimator": estimator, "generator": generator})
+            if repeat:
+                known = best.get(label, seconds)
+                best[label] = {key: min(value, known[key]) for key, value in seconds.items()}
+            shop.report(f"timing: {label}", 1, total)
+    # The network that is measured is the same one for all methods.
+    draw = min(seconds["draw"] for seconds in best.values())
+    return {label: _times({**seconds, "draw": draw}) for label, seconds in best.items()}
+
+
+def _one(
+    net: Sequential, x: Tensor, objective: CrossEntropy, optimizer: torch.optim.Optimizer, how: Mapping[str, Any]
+) -> dict[str, float]:
+    optimizer.zero_grad(set_to_none=True)
+    clock = [time.perf_counter()]
+    loss = net(x, objective, **how).mean()
+    clock.append(time.perf_counter())
+    loss.backward()
+    clock.append(time.perf_counter())
+    optimizer.step()
+    clock.append(time.perf_counter())
+    with torch.no_grad():
+        net(x, generator=how["generator"])
+    clock.append(time.perf_counter())
+    names = ("forward", "backward", "update", "draw")
+    return {name: after - before for name, (before, after) in zip(names, pairwise(clock), strict=True)}
+
+
+def _times(seconds: Mapping[str, float]) -> Times:
+    draws = DRAWS * seconds["draw"]
+    step = seconds["forward"] + seconds["backward"] + seconds["update"]
+    return Times(seconds["forward"], seconds["backward"], TRAINING * (step + draws), VALIDATION * draws)
+
+
+def table(ours: Mapping[str, Times]) -> Sheet:
+    """Both tables: seconds, and in brackets the ratio to Tanh."""
+    columns = {"forward": "forward", "backward": "backward", "train_epoch": "train epoch", "val_epoch": "val epoch"}
+    rows = []
+    for name, own in ours.items():
+        row = [name]
+        for key in columns:
+            for times, base in ((PAPER[name], PAPER[REFERENCE]), (own, ours[REFERENCE])):
+                value = getattr(times, key)
+                row.append(f"{value:.3g} ({value / getattr(base, key):.2f})")
+        rows.append(row)
+    return Sheet(
+        "Seconds, and in brackets the ratio to Tanh, an ordinary network of the same size. The paper's are of a GPU. Our "
+        "epochs are computed from the times of batches.",
+        ["method", *(f"{title}, {whose}" for title in columns.values() for whose in ("paper", "ours"))],
+        rows,
+    )
+
+
+def within_the_papers(name: str, ours: Mapping[str, Times]) -> Claim:
+    """A step of a method over one of Tanh."""
+    paper, own = (times[name].step / times[REFERENCE].step for times in (PAPER, ours))
+    return Claim(
+        f"a step of {name}, forward and backward, costs a small constant factor more than an ordinary network's (not more "
+        "than in the paper)",
+        own <= paper,
+        f"over Tanh: {own:.2f} here, {paper:.2f} in the paper",
+    )
+
+
+def epoch_of_psa(ours: Mapping[str, Times]) -> Claim:
+    """An epoch with measurements."""
+    paper, own = (times["PSA"].train_epoch / times[REFERENCE].train_epoch for times in (PAPER, ours))
+    return Claim(
+        "within an epoch with its measurements the difference is small (no more than in the paper)",
+        own <= paper,
+        f"an epoch of PSA over one of Tanh: {own:.2f} here, {paper:.2f} in the paper",
+    )

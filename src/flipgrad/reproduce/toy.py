@@ -1,0 +1,290 @@
+"""The paper's toy problem: how estimators train a small network, and what the trained networks predict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flipgrad import exact, plots
+from flipgrad.data import toy
+from flipgrad.estimators import PSA
+from flipgrad.estimators.names import for_training
+from flipgrad.network import Sequential, probabilities
+from flipgrad.objectives import CrossEntropy
+from flipgrad.reproduce._cells import Cell, Place
+from flipgrad.reproduce._experiment import Claim, Experiment, Workshop
+from flipgrad.reproduce.accuracy import WIDTHS
+from flipgrad.training.models import fully_connected
+from flipgrad.training.reference import reference_training
+
+METHODS = ("reinforce", "arm", "psa", "st")
+# Epochs and networks by scale; the paper trains one network for 2,000 epochs.
+LENGTH = {"smoke": (3, 1), "small": (2000, 1), "paper": (2000, 10)}
+# Points of a curve, at most; evenly spaced on a logarithmic scale.
+POINTS = 40
+
+# The 10-sample bound of Raiko et al., and as many draws for the expected loss.
+DRAWS = 10
+MEMBERS = 3
+# Points of the grid across and up: x from -pi/2 to pi/2, y from -1 to 1.
+GRID = (79, 51)
+EXAMPLE_EPOCHS = {"smoke": 2, "small": 1000, "paper": 2000}
+
+
+@final
+class ToyTraining(Experiment):
+    """Exact expected and marginal losses along the training by four estimators."""
+
+    name = "toy-training"
+    title = "Appendix C: training losses of a 5-5-5 network on the toy problem"
+
+    def run(self, shop: Workshop) -> list[Claim]:
+        epochs, networks = LENGTH[shop.scale_name]
+        cells = [
+            Cell(f"toy-training-{method}-{k}", train_toy, _settings(method, epochs, shop.seed + k, shop.seed), cost=epochs)
+            for method in METHODS
+            for k in range(networks)
+        ]
+        records = shop.cells(self.name, cells)
+        found: dict[str, dict[str, Any]] = {}
+        for record in records.values():
+            entry = found.setdefault(record["result"]["label"], {"epochs": record["result"]["epochs"], "runs": []})
+            entry["runs"].append({key: record["result"][key] for key in ("expected", "marginal")})
+        path = shop.store(self.name, {"methods": found, "widths": list(WIDTHS)})
+        plots.toy_training(path, shop.folder / self.name)
+        curves = {name: _mean_curves(entry["runs"]) for name, entry in found.items()}
+        when = next(iter(found.values()))["epochs"]
+        return [unbiased_train_well(curves), reinforce_is_late(curves, when), psa_as_arm(curves), st_is_slower(curves)]
+
+
+def _settings(method: str, epochs: int, seed: int, data_seed: int) -> dict[str, Any]:
+    return {"method": method, "epochs": epochs, "widths": list(WIDTHS), "seed": seed, "data_seed": data_seed}
+
+
+def train_toy(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """The exact losses of a network along its training by one estimator.
+
+    They are measured after every epoch. As they go up and down with every update, their means over ever longer stretches are
+    kept, which are equally long on a logarithmic scale.
+    """
+    data = toy(seed=settings["data_seed"]).train
+    last, objective = settings["epochs"], CrossEntropy(data.y)
+    label, estimator = for_training(settings["method"], len(data))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings["seed"])
+        net = fully_connected(data.x.shape[1], settings["widths"], 2)
+    losses: list[tuple[float, float]] = []
+
+    @torch.no_grad()
+    def measure(epoch: int) -> None:
+        expected, marginal = (loss(net, data.x, objective).mean() for loss in (exact.expected_loss, exact.marginal_loss))
+        losses.append((float(expected), float(marginal)))
+        place.tick(epoch / last)
+
+    reference_training(data, [], [last], net=net, estimator=estimator, seed=settings["seed"], report=measure)
+    ends = sorted({round(epoch) for epoch in np.geomspace(1, last, POINTS)})
+    stretches = [slice(start, end) for start, end in pairwise([0, *ends])]
+    means = [np.mean(losses[stretch], 0).tolist() for stretch in stretches]
+    return {
+        "label": label,
+        "epochs": [(stretch.start + 1 + stretch.stop) / 2 for stretch in stretches],
+        "expected": [expected for expected, _ in means],
+        "marginal": [marginal for _, marginal in means],
+    }
+
+
+Curves = Mapping[str, Mapping[str, Sequence[float]]]
+
+
+def _mean_curves(runs: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    return {key: np.mean([run[key] for run in runs], 0).tolist() for key in ("expected", "marginal")}
+
+
+def _ends(curves: Curves) -> str:
+    return ", ".join(f"{name} {curve['expected'][-1]:.3f}" for name, curve in curves.items())
+
+
+def unbiased_train_well(curves: Curves) -> Claim:
+    """The estimators without bias against PSA, at the end."""
+    psa = curves["PSA"]["expected"][-1]
+    return Claim(
+        "unbiased estimators perform well here, the variance reduction of PSA is not essential (REINFORCE and ARM end within "
+        "10 % of PSA's expected loss, or below)",
+        all(curves[name]["expected"][-1] <= 1.1 * psa for name in ("REINFORCE", "ARM")),
+        f"expected loss at the end: {_ends(curves)}",
+    )
+
+
+def reinforce_is_late(curves: Curves, epochs: Sequence[float]) -> Claim:
+    """REINFORCE against the others in the first tenth of the training, on its logarithmic scale, and at the end."""
+    early = sum(epoch <= epochs[-1] / 10 for epoch in epochs) or 1
+    begun = {name: float(np.mean(curve["expected"][:early])) for name, curve in curves.items()}
+    last = curves["REINFORCE"]["expected"][-1]
+    return Claim(
+        "REINFORCE does not do very well in the beginning, but eventually optimises the objective",
+        begun["REINFORCE"] == max(begun.values()) and last < begun["REINFORCE"],
+        f"mean expected loss until epoch {epochs[early - 1]:,.0f}, on the figure's logarithmic scale: "
+        + ", ".join(f"{name} {value:.3f}" for name, value in begun.items())
+        + f"; REINFORCE at the end {last:.3f}",
+    )
+
+
+def psa_as_arm(curves: Curves) -> Claim:
+    """PSA and ARM along the training."""
+    ratios = [p / a for p, a in zip(curves["PSA"]["expected"], curves["ARM"]["expected"], strict=True)]
+    return Claim(
+        "PSA and ARM perform similarly (their expected losses stay within 10 % of each other on average)",
+        abs(math.log(float(np.exp(np.mean(np.log(ratios)))))) < math.log(1.1),
+        f"loss with PSA over that with ARM: mean {np.exp(np.mean(np.log(ratios))):.3f}, from {min(ratios):.2f} to "
+        f"{max(ratios):.2f}",
+    )
+
+
+def st_is_slower(curves: Curves) -> Claim:
+    """ST against PSA along the training."""
+    ratios = [s / p for s, p in zip(curves["ST"]["expected"], curves["PSA"]["expected"], strict=True)]
+    mean = float(np.exp(np.mean(np.log(ratios))))
+    return Claim(
+        "ST is somewhat slower than PSA, due to its bias in this small network",
+        mean > 1,
+        f"loss with ST over that with PSA: mean {mean:.3f}, at the end {ratios[-1]:.3f}",
+    )
+
+
+@final
+class ToyExample(Experiment):
+    """The figure a to f: data, predictions by two objectives, members of an ensemble."""
+
+    name = "toy-example"
+    title = "Appendix B: the toy problem, trained by the expected loss and by the 10-sample bound"
+
+    def run(self, shop: Workshop) -> list[Claim]:
+        epochs = EXAMPLE_EPOCHS[shop.scale_name]
+        cells = [
+            Cell(
+                f"toy-example-{'bound' if bound else 'expected'}",
+                train_example,
+                {"bound": bound, "epochs": epochs, "widths": list(WIDTHS), "draws": DRAWS, "seed": shop.seed},
+                cost=epochs,
+            )
+            for bound in (False, True)
+        ]
+        records = shop.cells(self.name, cells)
+        expected, bound = (records[cell.name]["result"] for cell in cells)
+        data = toy(seed=shop.seed).train
+        points = [[[round(float(v), 4) for v in point] for point in data.x[data.y == k]] for k in range(2)]
+        shown = {key: value for key, value in expected.items() if key != "members"}
+        stored = {"points": points, "expected": shown, "bound": bound, "draws": DRAWS, "grid": list(GRID)}
+        path = shop.store(self.name, stored)
+        plots.toy_example(path, shop.folder / self.name)
+        return [tends_to_deterministic(expected, bound), fits_the_uncertainty(expected, bound)]
+
+
+def train_example(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Train a network by PSA, and say what it predicts."""
+    data = toy(seed=settings["seed"])
+    epochs, draws = settings["epochs"], settings["draws"]
+    net = reference_training(
+        data.train,
+        settings["widths"],
+        [epochs],
+        estimator=PSA(),
+        samples=draws,
+        bound=settings["bound"],
+        seed=settings["seed"],
+        report=lambda epoch: place.tick(epoch / epochs),
+    )[epochs]
+    return describe(net, settings["seed"])
+
+
+@torch.no_grad()
+def describe(net: Sequential, seed: int) -> dict[str, Any]:
+    """Probabilities of class 1 on the grid, of the ensemble and of three members, and numbers about them.
+
+    The densities are known, and so is the probability that a perfect predictor gives where both classes are.
+    """
+    across, up = GRID
+    x, y = torch.linspace(-math.pi / 2, math.pi / 2, across), torch.linspace(-1, 1, up)
+    grid = torch.cartesian_prod(y, x).flip(1)
+    probability = exact.predictive(net, grid)[:, 1]
+    generator = torch.Generator().manual_seed(seed)
+    members = torch.stack([probabilities(net.member(grid[:1], generator=generator)(grid))[:, 1] for _ in range(100)])
+    inside = (grid[:, 1] > 0) & (grid[:, 1] < grid[:, 0].cos())
+    losses = toy(1000, seed=seed + 1).test
+    truth = true_probability()
+    return {
+        "probability": _rows(probability, 3),
+        "members": [_rows(member, 2) for member in members[:MEMBERS]],
+        "marginal_test_loss": float(exact.marginal_loss(net, losses.x, CrossEntropy(losses.y)).mean()),
+        "expected_test_loss": float(exact.expected_loss(net, losses.x, CrossEntropy(losses.y)).mean()),
+        "overlap_error": float((probability[inside] - truth).abs().mean()),
+        "overlap_spread": float(members[:, inside].std(0).mean()),
+        "truth": truth,
+    }
+
+
+def true_probability() -> float:
+    """Of class 1 where both classes are: class 0 is uniform on an area of pi, class 1 on one of pi + 2.
+
+    >>> round(true_probability(), 3)
+    0.379
+    """
+    return (1 / (math.pi + 2)) / (1 / (math.pi + 2) + 1 / math.pi)
+
+
+def _rows(values: Tensor, digits: int) -> list[list[float]]:
+    """The grid from the bottom up, in few digits."""
+    return [[round(float(value), digits) for value in row] for row in values.view(GRID[1], GRID[0])]
+
+
+def tends_to_deterministic(expected: Mapping[str, Any], bound: Mapping[str, Any]) -> Claim:
+    """How much the draws of both networks differ.
+
+    A network without noise may well be unsure, as its head gives probabilities: its draws are what does not differ.
+    """
+    gaps = [net["expected_test_loss"] - net["marginal_test_loss"] for net in (expected, bound)]
+    return Claim(
+        "trained by the expected loss, the network tends to a deterministic one; trained by the bound, its members, with all "
+        "noises fixed, differ where the classes overlap (the standard deviation of a member's probability is less than half "
+        "as large)",
+        expected["overlap_spread"] < bound["overlap_spread"] / 2,
+        f"{expected['overlap_spread']:.3f} against {bound['overlap_spread']:.3f}; the loss of one draw is {gaps[0]:.3f} and "
+        f"{gaps[1]:.3f} above that of the ensemble",
+    )
+
+
+def fits_the_uncertainty(expected: Mapping[str, Any], bound: Mapping[str, Any]) -> Claim:
+    """Both networks against the known probabilities in the plane, and on new points."""
+    ours, theirs = (plane_error(net["probability"]) for net in (bound, expected))
+    return Claim(
+        "trained by the 10-sample bound, it fits the uncertainty of the data (its probabilities are closer to the true ones "
+        "over the plane, and its marginal loss on 2,000 new points is lower)",
+        ours < theirs and bound["marginal_test_loss"] < expected["marginal_test_loss"],
+        f"mean error of the probability {ours:.3f} against {theirs:.3f} (where the classes overlap "
+        f"{bound['overlap_error']:.3f} against {expected['overlap_error']:.3f}); marginal loss "
+        f"{bound['marginal_test_loss']:.3f} against {expected['marginal_test_loss']:.3f}",
+    )
+
+
+def plane_error(rows: Sequence[Sequence[float]]) -> float:
+    """The mean distance of probabilities on the grid from the true ones: 1 below 0, 0 above the cosine.
+
+    >>> truth = [[float(true_probabilities()[k, j]) for j in range(GRID[0])] for k in range(GRID[1])]
+    >>> plane_error(truth)
+    0.0
+    """
+    return float((torch.tensor(rows, dtype=torch.float64) - true_probabilities()).abs().mean())
+
+
+def true_probabilities() -> Tensor:
+    """Of class 1 on the grid, from the bottom up."""
+    across, up = GRID
+    x, y = torch.linspace(-math.pi / 2, math.pi / 2, across), torch.linspace(-1, 1, up)[:, None]
+    both = torch.where(y < x.cos(), true_probability(), 0.0)
+    return torch.where(y < 0, 1.0, both).double()

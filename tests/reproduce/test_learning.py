@@ -1,0 +1,280 @@
+"""The learning experiments: cells that train, go on and diverge, what their claims say, and the page of everything."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import flipgrad as fg
+from flipgrad.reproduce import EXPERIMENTS, SCALES, Workshop, cifar, costs, keep, muprop, timing, toy, write_report
+from flipgrad.reproduce._cells import Place
+from flipgrad.reproduce._curves import GUESSING, Run
+from flipgrad.reproduce._training import Plan, image_folder, train_cell
+from flipgrad.reproduce.report import SOURCES
+
+QUICK = Plan("digits", 1.0, 64, 32, 32, epochs=2, trials=2, trial_epochs=1, trial_images=32)
+
+
+def silent(what: str, new: int, total: int) -> None:
+    """Nobody watches."""
+
+
+def place(folder: Path, stop=lambda: False, report=lambda share: None) -> Place:
+    folder.mkdir(exist_ok=True)
+    return Place(folder, {}, stop, report)
+
+
+def test_a_training_cell_that_is_cut_again_and_again_ends_as_one_that_is_not(tmp_path):
+    cell = QUICK.cell("psa", "psa", "flip-crop", 0, None)
+    shares = []
+    whole = train_cell(cell.settings, place(tmp_path / "whole", report=shares.append))
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    calls = cuts = 0
+
+    def stop() -> bool:
+        nonlocal calls
+        calls += 1
+        # In both trials of the search, of one update each, and in the first of two epochs of the training.
+        return calls in (1, 3, 5)
+
+    result = None
+    while result is None:
+        try:
+            result = train_cell(cell.settings, place(tmp_path / "parts", stop))
+        except KeyboardInterrupt:
+            cuts += 1
+    assert cuts == 3
+    for one in (result, whole):
+        one["curves"].pop("seconds")
+    assert result == whole
+    assert whole["diverged"] is None
+    assert {len(curve) for curve in whole["curves"].values()} == {2}
+    assert len(whole["trials"]) == 2
+
+
+def test_a_given_rate_is_not_searched(tmp_path):
+    cell = QUICK.cell("st", "st", "none", 0, None, rate=0.01)
+    assert cell.cost == QUICK.epochs
+    result = train_cell(cell.settings, place(tmp_path / "cell"))
+    assert (result["rate"], result["trials"]) == (0.01, [])
+
+
+def test_divergence_is_a_result(tmp_path):
+    cell = replace(QUICK, epochs=5).cell("st", "st", "none", 0, None, rate=1e38)
+    result = train_cell(cell.settings, place(tmp_path / "cell"))
+    assert "is no longer finite" in result["diverged"]
+    assert len(result["curves"]["epoch"]) < 5
+
+
+def test_a_search_in_which_all_rates_diverge_is_a_result(tmp_path, monkeypatch):
+    def diverge(self) -> None:
+        raise fg.training.DivergenceError("too fast")
+
+    monkeypatch.setattr("flipgrad.training.Trainer.update", diverge)
+    cell = QUICK.cell("st", "st", "none", 0, None)
+    result = train_cell(cell.settings, place(tmp_path / "cell"))
+    assert result["rate"] is None
+    assert result["curves"] == {}
+    assert "all 2 trials of the learning rate diverged" in result["diverged"]
+
+
+def test_images_are_looked_for_where_they_may_be(tmp_path, monkeypatch):
+    assert image_folder(QUICK, None) is None
+    plan = cifar.PLANS["small"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FLIPGRAD_DATA", raising=False)
+    with pytest.raises(fg.InputError, match="this scale trains on CIFAR-10: give the folder of its files with --data"):
+        image_folder(plan, None)
+    assert image_folder(plan, tmp_path) == tmp_path
+    monkeypatch.setenv("FLIPGRAD_DATA", str(tmp_path / "data"))
+    assert image_folder(plan, None) == tmp_path / "data/cifar10"
+
+
+def test_an_unknown_augmentation_is_refused(tmp_path):
+    shop = Workshop(tmp_path / "out", "smoke", 0, silent, augmentations=["blur"])
+    with pytest.raises(fg.InputError, match="augmentation 'blur': choose none, affine, flip-crop"):
+        EXPERIMENTS["cifar"].reproduce(shop)
+
+
+def run(method: str, losses, relaxed=None, *, rate=0.1, diverged=None, accuracy=0.7, held_out=1.0) -> Run:
+    n = len(losses)
+    curves = {
+        "train_loss": losses,
+        "objective": losses if relaxed is None else relaxed,
+        "accuracy_n": [accuracy] * n,
+        "loss": [held_out] * n,
+    }
+    return Run(method, "flip-crop", rate, True, relaxed is not None, diverged, curves)
+
+
+def as_in_the_paper() -> dict[str, Run]:
+    falling = [2.0, 1.8, 1.5, 1.2, 1.0, 0.9, 0.8, 0.75, 0.7, 0.69]
+    stalling = [2.0, 1.7, 1.5, 1.4, 1.4, 1.4, 1.4, 1.4, 1.45, 1.5]
+    relaxed = {name: run(name, stalling, falling) for name in ("Tanh", "Concrete 1", "LocalReparam")}
+    return {
+        "PSA": run("PSA", falling),
+        "ST": run("ST", [1.01 * loss for loss in falling]),
+        "HardST": run("HardST", stalling[:4], diverged="the loss is no longer finite", rate=0.02),
+        **relaxed,
+        "ADF": run("ADF", stalling, falling, accuracy=0.72, held_out=1.5),
+        "REINFORCE": run("REINFORCE", [GUESSING] * 10, rate=1e-4),
+    }
+
+
+def test_claims_hold_where_the_curves_are_the_papers():
+    found = cifar.claims(list(as_in_the_paper().values()))
+    assert [claim.text for claim in found if not claim.holds] == []
+    assert len(found) == 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"ST": run("ST", [2.0] * 10)}, "PSA and ST train alike"),
+        ({"PSA": run("PSA", [2.0, 0.5, 0.5, 0.69, 0.69])}, "both are stable"),
+        ({"PSA": run("PSA", [0.69] * 10, diverged="at last")}, "both are stable"),
+        ({"Tanh": run("Tanh", [2.0, 1.0, 0.7], [2.0, 1.0, 0.68])}, "the relaxed objectives part"),
+        ({"Tanh": run("Tanh", [2.0] * 5 + [1.0] * 5, [1.0] * 5 + [0.5] * 5)}, "the true loss stalls or grows"),
+        ({"HardST": run("HardST", [0.7] * 10)}, "HardST performs worse"),
+        ({"REINFORCE": run("REINFORCE", [1.5] * 10, rate=1e-4)}, "REINFORCE makes no progress"),
+        ({"REINFORCE": run("REINFORCE", [GUESSING] * 10, rate=0.1)}, "REINFORCE needs a very small"),
+        ({"REINFORCE": run("REINFORCE", [], rate=None)}, "REINFORCE needs a very small"),
+        ({"ADF": run("ADF", [1.4] * 10, [0.7] * 10, accuracy=0.5)}, "ADF reaches a good"),
+    ],
+)
+def test_a_claim_about_cifar_can_fail(changed, text):
+    failed = [claim for claim in cifar.claims(list({**as_in_the_paper(), **changed}.values())) if not claim.holds]
+    assert any(text in claim.text for claim in failed)
+
+
+def test_claims_about_muprop_follow_the_numbers():
+    psa = run("PSA", [1.9, 1.5, 1.2], rate=0.1)
+    slow = [run(name, [2.3, 2.25, 2.2], rate=0.001) for name in ("REINFORCE + running", "MuProp + running")]
+    broken = run("MuProp + running", [], rate=0.5, diverged="the loss")
+    for claim in (muprop.can_progress([*slow, broken]), muprop.small_rates(slow, psa), muprop.slow(slow, psa)):
+        assert claim.holds
+    quick = [run("REINFORCE + running", [1.0], rate=0.2), run("MuProp + running", [GUESSING], rate=0.2)]
+    for claim in (muprop.can_progress(quick), muprop.small_rates(quick, psa), muprop.slow(quick, psa)):
+        assert not claim.holds
+    assert not muprop.slow(slow, broken).holds
+
+
+def curves(expected: list[float]) -> dict[str, list[float]]:
+    return {"expected": expected, "marginal": expected}
+
+
+def test_claims_about_the_toy_training_follow_the_numbers():
+    epochs = [1, 10, 100]
+    good = {
+        "REINFORCE": curves([0.7, 0.69, 0.3]),
+        "ARM": curves([0.7, 0.5, 0.3]),
+        "PSA": curves([0.7, 0.5, 0.3]),
+        "ST": curves([0.7, 0.55, 0.33]),
+    }
+    bad = {**good, "REINFORCE": curves([0.7, 0.4, 0.5]), "ARM": curves([0.7, 0.9, 0.6]), "ST": curves([0.6, 0.4, 0.2])}
+    for told, holds in ((good, True), (bad, False)):
+        assert toy.unbiased_train_well(told).holds == holds
+        assert toy.reinforce_is_late(told, epochs).holds == holds
+        assert toy.psa_as_arm(told).holds == holds
+        assert toy.st_is_slower(told).holds == holds
+
+
+def test_claims_about_the_toy_example_follow_the_numbers():
+    truth = toy.true_probabilities()
+    keys = ("probability", "overlap_error", "overlap_spread", "marginal_test_loss", "expected_test_loss")
+    sure, unsure = (
+        dict(zip(keys, (probability.tolist(), *values), strict=True))
+        for probability, values in (((truth > 0.2).double(), (0.3, 0.1, 0.5, 0.52)), (truth, (0.1, 0.3, 0.4, 0.5)))
+    )
+    for claim in (toy.tends_to_deterministic, toy.fits_the_uncertainty):
+        assert claim(sure, unsure).holds
+        assert not claim(unsure, sure).holds
+
+
+def test_the_papers_times():
+    """Its ratios to Tanh, as the paper's table has them."""
+    assert timing.PAPER["PSA"].step / timing.PAPER["Tanh"].step == pytest.approx(0.069 / 0.016)
+    assert timing.PAPER["ST"].step == pytest.approx(0.020)
+    slow = {**timing.PAPER, "PSA": timing.Times(0.1, 0.1, 500, 14)}
+    for claim in (lambda times: timing.within_the_papers("PSA", times), timing.epoch_of_psa):
+        assert claim(timing.PAPER).holds
+        assert not claim(slow).holds
+    sheet = timing.table(timing.PAPER)
+    assert sheet.rows[0][:3] == ["PSA", "0.013 (2.60)", "0.013 (2.60)"]
+    assert sheet.markdown()[2].count("|") == len(sheet.head) + 1
+
+
+def test_every_experiment_has_its_place_in_the_page_and_its_cost():
+    assert SOURCES.keys() == EXPERIMENTS.keys() == costs.RECORDED.keys()
+    for scales in costs.RECORDED.values():
+        assert scales.keys() == SCALES.keys()
+
+
+def test_costs_are_measured_where_it_was_run_and_estimated_elsewhere(tmp_path):
+    estimate = costs.cost("cifar", "small", tmp_path, 2.0, workers=2)
+    assert estimate == costs.Cost(costs.RECORDED["cifar"]["small"].seconds, measured=False)
+    assert costs.cost("rmse", "small", tmp_path, 2.0, workers=2).seconds == 2 * costs.RECORDED["rmse"]["small"].seconds
+    record = {"scale": "small", "seconds": 12.5, **fg.files.provenance()}
+    (tmp_path / "cifar.json").write_text(json.dumps(record))
+    assert costs.cost("cifar", "small", tmp_path, 2.0) == costs.Cost(12.5, measured=True)
+    assert not costs.cost("cifar", "paper", tmp_path, 2.0).measured
+    (tmp_path / "cifar.json").write_text(json.dumps({**record, "machine": {**record["machine"], "cores": 1000}}))
+    assert not costs.cost("cifar", "small", tmp_path, 2.0).measured
+    assert 0 < costs.probe() < 10
+
+
+def claims_file(folder: Path, name: str, title: str) -> None:
+    record = {
+        "title": title,
+        "claims": [{"text": "1 < 2", "holds": True, "numbers": "<b>1</b>"}],
+        "scale": "smoke",
+        "seconds": 3.0,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps({**record, "sheet": None, "seed": 0, "command": ["--output", "here"]}))
+
+
+def test_the_page_says_what_is_there_and_what_is_not(tmp_path):
+    with pytest.raises(fg.InputError, match="holds no results; make some first"):
+        write_report(tmp_path)
+    claims_file(tmp_path, "rmse", "Figure 2: errors")
+    (tmp_path / "rmse.png").write_bytes(b"picture")
+    text = write_report(tmp_path).read_text()
+    assert "Figure 2: errors" in text
+    assert '<img src="rmse.png"' in text
+    assert "&lt;b&gt;1&lt;/b&gt;" in text
+    assert "1 of 1 claims hold in the 1 experiments" in text
+    assert text.count("Not made yet") == len(SOURCES) - 1
+    (tmp_path / "cosine.json").write_text("{}")
+    with pytest.raises(fg.InputError, match=r"cosine.json' is damaged"):
+        write_report(tmp_path)
+
+
+def test_what_is_kept_is_small_and_leaves_the_rest(tmp_path):
+    source, target = tmp_path / "results", tmp_path / "docs"
+    claims_file(source, "cifar", "Figure 4: learning")
+    for file in ("cifar.png", "cifar-extra.png", "cifar.pdf", "measured/cifar.json", "cells/x/run/checkpoint.safetensors"):
+        (source / file).parent.mkdir(parents=True, exist_ok=True)
+        (source / file).write_bytes(b"content")
+    claims_file(target, "rmse", "Figure 2: errors")
+    page = keep(source, target)
+    kept = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+    assert kept == {"rmse.json", "cifar.json", "cifar.png", "cifar-extra.png", "measured/cifar.json", "report.html"}
+    assert "command" not in json.loads((target / "cifar.json").read_text())
+    assert "Figure 2: errors" in page.read_text()
+    assert "Validation losses and training accuracies." in page.read_text()
+
+
+def test_an_interrupted_experiment_counts_all_its_time(tmp_path):
+    shop = Workshop(tmp_path / "out", "smoke", 0, silent)
+    with pytest.raises(KeyboardInterrupt), shop.timed("rmse"):
+        raise KeyboardInterrupt
+    first = shop.spent("rmse")
+    with shop.timed("rmse"):
+        pass
+    assert 0 < first < shop.spent("rmse")
+    assert Workshop(tmp_path / "out", "smoke", 1, silent, overwrite=True).spent("rmse") == 0
