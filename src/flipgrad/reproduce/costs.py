@@ -55,7 +55,7 @@ RECORDED: dict[str, dict[str, Recorded]] = {
     "estimators": {"smoke": Recorded(4), "small": Recorded(235), "paper": Recorded(400)},
     "toy-training": {"smoke": Recorded(4, 4), "small": Recorded(560, 4), "paper": Recorded(5600, 40)},
     "toy-example": {"smoke": Recorded(3, 2), "small": Recorded(200, 2), "paper": Recorded(400, 2)},
-    "cifar": {"smoke": Recorded(20, 24), "small": Recorded(11_300, 8), "paper": Recorded(5e6, 24)},
+    "cifar": {"smoke": Recorded(20, 24), "small": Recorded(12_000, 8), "paper": Recorded(5e6, 24)},
     "muprop": {"smoke": Recorded(5, 7), "small": Recorded(1000, 7), "paper": Recorded(1e7, 7)},
     "timing": {"smoke": Recorded(4), "small": Recorded(120), "paper": Recorded(350)},
 }
