@@ -19,14 +19,14 @@ Kernel = Literal["separable", "native", "triton", "vectorized"]
 
 # Seconds, measured on two cores of a server from 2023, but for those of triton; only their ratios decide.
 #   of a call of each kernel (for the separable one, to find the plan);
-CALL = {"separable": 8e-4, "native": 5e-5, "triton": 3e-4, "vectorized": 3e-4}
+CALL = {"separable": 5e-4, "native": 5e-5, "triton": 3e-4, "vectorized": 3e-4}
 #   of a term in each exact kernel, and where weights are above 2 scales in the native one;
-TERM = {"native": 5e-11, "triton": 2e-10, "vectorized": 3e-9}
+TERM = {"native": 7e-11, "triton": 2e-10, "vectorized": 3e-9}
 LARGE_TERM, LARGE = 1.3e-10, 2.0
 #   of a term in an ordinary product, of which the separable kernel takes as many as its rank;
 PRODUCT = 1.7e-11
 #   of one function of one pre-activation: in closed form for logistic noise, by the cdf for others.
-FUNCTION = {True: 1.5e-9, False: 6e-9}
+FUNCTION = {True: 6e-10, False: 6e-9}
 # On a GPU all but the calls are taken to be this much of it. That and the numbers of triton are guesses, not measured.
 GPU = 0.01
 

@@ -113,7 +113,8 @@ class Trainer:
             self._mark = time.perf_counter()
         start = self.updates_done * self.config.batch_size
         batch = self._order[start : start + self.config.batch_size]
-        self.net.train()
+        if not self.net.training:
+            self.net.train()
         self._optimizer.zero_grad(set_to_none=True)
         mine, factor = self._processes.share(batch)
         self.backward(mine, factor, noise)
