@@ -228,6 +228,20 @@ def test_a_real_divergence_is_caught(tmp_path):
         run(tmp_path / "run", lr=3e38, epochs=3)
 
 
+def test_a_loss_that_explodes_is_divergence():
+    """Binary units hide it: all numbers stay finite."""
+    data = blobs()
+    trainer = Trainer(config(augment="none"), small_net(), data)
+    for _ in range(trainer.updates):
+        trainer.update()
+    trainer._sums[-1] = 2e4 * len(data.train)
+    message = (
+        r"the loss is 2e\+04 on average, with the largest gradient in (layer \d|head) in epoch 1, update \d+; lower the rate"
+    )
+    with pytest.raises(DivergenceError, match=message):
+        trainer.finish_epoch()
+
+
 def test_a_full_disk_is_told_and_loses_nothing(tmp_path, monkeypatch):
     def full_at(update):
         def report(done, total, record):

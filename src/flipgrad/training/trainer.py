@@ -37,8 +37,12 @@ LOSSES: dict[str, Callable[..., Tensor]] = {"expected": mean_losses, "bound": bo
 ESTIMATOR = "estimator"
 
 
+# The mean loss of an epoch, per example, above which training has gone astray: to guess among K classes costs log K.
+EXPLODED = 1e4
+
+
 class DivergenceError(RuntimeError):
-    """A gradient, a weight or the loss is no longer a number; what was saved before is kept."""
+    """A gradient, a weight or the loss is no longer a number, or the loss has exploded; what was saved before is kept."""
 
 
 @final
@@ -153,7 +157,7 @@ class Trainer:
             the rest is from the validation images, or the test images where there are none.
 
         Raises:
-            DivergenceError: if a weight or the loss is not finite.
+            DivergenceError: if a weight or the loss is not finite, or the loss has exploded.
         """
         self._check_sums()
         self.check_weights()
@@ -161,6 +165,10 @@ class Trainer:
         loss = float(self._processes.sum(self._sums[-1])) / len(self._train)
         if not math.isfinite(loss):
             raise self._divergence("the loss")
+        if loss > EXPLODED:
+            # Binary units hide it: weights may grow without end, and all numbers stay finite.
+            largest = max(zip(sums[:-1], self._layers, strict=True))[1]
+            raise self._divergence(f"the loss is {loss:.3g} on average, with the largest gradient in {largest}", "")
         self._pass_time()
         seconds = self._seconds
         last_rate = self._rate()
@@ -319,9 +327,9 @@ class Trainer:
         self.check_weights()
         raise self._divergence(f"the gradient of {broken[-1]}" if broken else "the loss")
 
-    def _divergence(self, what: str) -> DivergenceError:
+    def _divergence(self, what: str, fault: str = " is no longer finite") -> DivergenceError:
         return DivergenceError(
-            f"{what} is no longer finite in epoch {self.epoch + 1}, update {self.updates_done}; lower the rate, e.g. --lr "
+            f"{what}{fault} in epoch {self.epoch + 1}, update {self.updates_done}; lower the rate, e.g. --lr "
             f"{self.config.rate / 3:.2g}"
         )
 
