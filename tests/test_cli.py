@@ -140,7 +140,7 @@ def test_a_run_goes_on_with_resume(tmp_path, capsys):
     assert flipgrad(capsys, "train", *SMALL, "--epochs", "1", "--output", run)[0] == 0
     code, out, _ = flipgrad(capsys, "train", "--resume", run)
     assert code == 0
-    assert "is finished: 1 epochs. More: --epochs N" in out
+    assert "is finished: 1 epoch. More: --epochs N" in out
     code, out, _ = flipgrad(capsys, "train", "--resume", run, "--epochs", "2")
     assert code == 0
     assert "Going on with 1,293 images of digits with ST, 2 epochs" in out

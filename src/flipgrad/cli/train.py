@@ -240,7 +240,7 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
         checkpoint = Checkpoint.read(path / RunFolder.CHECKPOINT) if resume and not searching else None
         done = 0 if checkpoint is None else int(checkpoint.facts.get("epoch", 0))
         if (path / RunFolder.SUMMARY).is_file() and done == config.epochs:
-            message = f"The run in {path} is finished: {config.epochs} epochs. More: --epochs N"
+            message = f"The run in {path} is finished: {_epochs(config)}. More: --epochs N"
             console.print(message, soft_wrap=True)
             return
         board = stack.enter_context(closing(Board(path / "tensorboard", done))) if tensorboard and first else None
@@ -297,7 +297,7 @@ def _train(
     label = for_training(config.estimator, 1)[0]
     command.console.print(
         f"{'Going on with' if checkpoint else 'Training on'} {len(data.train):,} images of {data.name} with {label}, "
-        f"{config.epochs} epochs{f', {processes.size} processes' if processes.size > 1 else ''}:"
+        f"{_epochs(config)}{f', {processes.size} processes' if processes.size > 1 else ''}:"
     )
     with working(command.console, patient=processes.size > 1) as work:
         return run_training(
@@ -374,6 +374,10 @@ def _go_on(path: Path) -> str:
     if started_by_torchrun():
         start = f"torchrun --nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE')} -m flipgrad"
     return f"{start} train --resume {path}"
+
+
+def _epochs(config: TrainConfig) -> str:
+    return f"{config.epochs} epoch{'s' * (config.epochs > 1)}"
 
 
 def _headline(record: Mapping[str, Any]) -> str:
