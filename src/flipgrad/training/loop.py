@@ -61,7 +61,8 @@ def train(
         The evaluation on the test images.
 
     Raises:
-        DivergenceError: if a gradient, a weight or the loss is NaN or infinite; the last checkpoint is kept.
+        DivergenceError: if a gradient, a weight or the loss is NaN or infinite, or the loss has exploded; the last checkpoint
+            is kept.
         KeyboardInterrupt: when told to stop; everything is saved.
         StorageError: if a file cannot be written; the last checkpoint is kept.
     """
