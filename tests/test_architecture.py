@@ -18,7 +18,7 @@ LAYERS = [
     ["errors", "files"],
     ["noise"],
     ["flips"],
-    ["pooling", "sampling"],
+    ["pooling", "sampling", "priors"],
     ["affine"],
     ["norms"],
     ["layers"],

@@ -13,16 +13,20 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.nn.grad import conv2d_input
 
 from flipgrad import flips
 from flipgrad.errors import InputError
+from flipgrad.flips import ordinary
+from flipgrad.flips.ordinary import Geometry
 from flipgrad.noise import Noise
 from flipgrad.pooling import PooledConv, PoolModule
 
 Pads = tuple[int, int, int, int]
 Connectors = Sequence[nn.Module]
+Inputs = Callable[..., Tensor]
+OverFlips = Callable[..., Tensor]
 
 # At most so many outputs, and at least so many examples, make it worth while to lay out a product by outputs.
 NARROW, MANY = 12, 64
@@ -45,12 +49,30 @@ class Affine(ABC):
         """The pre-activations of binary states ``x``, where the derivative in ``x`` is only what :meth:`flip_product` lacks."""
 
     @abstractmethod
+    def at_inputs(self, x: Tensor, a: Tensor, inputs: Inputs, tensors: Sequence[Tensor], *, flips: bool) -> Tensor:
+        """``a`` = ``self(x)`` again, with a derivative in the parameters that takes other inputs than ``x``.
+
+        These are ``inputs(*tensors)``, computed in the backward pass. In ``x`` the derivative is the ordinary one or, with
+        ``flips``, that of :meth:`besides_flips`. The map must have been evaluated at ``x`` before.
+        """
+
+    @abstractmethod
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         """The discrete gradient in the binary states ``x``, given ``a`` = ``self(x)`` and the gradient in sign(a - Z).
 
         ``weight`` is :attr:`parameter` without its history, as an autograd function has kept it for the backward pass;
         ``tolerance`` is the relative L2 error that is allowed, 0 for none.
         """
+
+    @abstractmethod
+    def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        """How much likelier the output ``states`` would be with a unit flipped, in logarithms, for every unit of ``x``."""
+
+    @abstractmethod
+    def slope_product(
+        self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0
+    ) -> Tensor:
+        """:func:`flipgrad.flips.slope_conv2d` of the map, shaped like :attr:`parameter`; ``share`` is like ``x``."""
 
     @abstractmethod
     def variance(self, v: Tensor) -> Tensor:
@@ -63,9 +85,52 @@ class Affine(ABC):
 class FixedMap(Affine):
     """A map of every example alone, with coefficients that do not depend on the states."""
 
+    @property
+    @abstractmethod
+    def offset(self) -> Tensor | None:
+        """The bias [out] that the map was made from."""
+
     @final
     def besides_flips(self, x: Tensor) -> Tensor:
         return self(x.detach())
+
+    @final
+    def at_inputs(self, x: Tensor, a: Tensor, inputs: Inputs, tensors: Sequence[Tensor], *, flips: bool) -> Tensor:
+        differentiated = None if flips else x
+        result: Tensor = _AtInputs.apply(  # type: ignore[no-untyped-call]
+            a, self.parameter, self.offset, differentiated, self, inputs, *tensors
+        )
+        return result
+
+    @final
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        return self._over_flips((flips.linear, flips.conv2d), x, a, grad, weight, noise, tolerance)
+
+    @final
+    def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        return self._over_flips((flips.ratio_linear, flips.ratio_conv2d), x, a, states, weight, noise, tolerance)
+
+    @abstractmethod
+    def _over_flips(
+        self,
+        of: tuple[OverFlips, OverFlips],
+        x: Tensor,
+        a: Tensor,
+        other: Tensor,
+        weight: Tensor,
+        noise: Noise,
+        tolerance: float,
+    ) -> Tensor:
+        """A sum over flips: ``of`` has that of a fully connected layer and that of a convolution."""
+
+    @abstractmethod
+    def weight_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
+        """The ordinary gradient in :attr:`parameter` at the input ``x`` for the gradient ``grad`` in the pre-activations."""
+
+    @property
+    def core(self) -> FixedMap:
+        """The map behind connectors, if there are any."""
+        return self
 
     @abstractmethod
     def with_weight(self, weight: Tensor) -> FixedMap:
@@ -88,6 +153,10 @@ class LinearMap(FixedMap):
     def parameter(self) -> Tensor:
         return self.weight
 
+    @property
+    def offset(self) -> Tensor | None:
+        return self.bias
+
     def __call__(self, x: Tensor) -> Tensor:
         _check_real(x)
         if x.dim() == 0 or x.shape[-1] != self.weight.shape[1]:
@@ -97,14 +166,32 @@ class LinearMap(FixedMap):
             )
         return linear(x, self.weight, self.bias)
 
-    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+    def _over_flips(
+        self,
+        of: tuple[OverFlips, OverFlips],
+        x: Tensor,
+        a: Tensor,
+        other: Tensor,
+        weight: Tensor,
+        noise: Noise,
+        tolerance: float,
+    ) -> Tensor:
         if x.dim() == 3 and x.stride(-1) != 1:
             # Many batches whose examples lie side by side in memory: places of a convolution, as they are.
-            units, a, grad = (t.transpose(1, 2)[..., None] for t in (x, a, grad))
-            u = flips.conv2d(units, a, grad, weight[..., None, None], noise, tolerance=tolerance)
+            units, a, other = (t.transpose(1, 2)[..., None] for t in (x, a, other))
+            u = of[1](units, a, other, weight[..., None, None], noise, tolerance=tolerance)
             return u[..., 0].transpose(1, 2)
-        states, a, grad = (t.reshape(-1, t.shape[-1]) for t in (x, a, grad))
-        return flips.linear(states, a, grad, weight, noise, tolerance=tolerance).reshape(x.shape)
+        states, a, other = (t.reshape(-1, t.shape[-1]) for t in (x, a, other))
+        return of[0](states, a, other, weight, noise, tolerance=tolerance).reshape(x.shape)
+
+    def slope_product(
+        self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0
+    ) -> Tensor:
+        x, share, a, grad = (t.reshape(-1, t.shape[-1]) for t in (x, share, a, grad))
+        return flips.slope_linear(x, share, a, grad, weight, noise, tolerance=tolerance)
+
+    def weight_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
+        return ordinary.weight_gradient(grad.flatten(0, -2), self.weight, x.flatten(0, -2), Geometry())
 
     def with_weight(self, weight: Tensor) -> LinearMap:
         return replace(self, weight=weight)
@@ -138,6 +225,10 @@ class ConvMap(FixedMap):
     def parameter(self) -> Tensor:
         return self.weight
 
+    @property
+    def offset(self) -> Tensor | None:
+        return self.bias
+
     def __call__(self, x: Tensor) -> Tensor:
         self._check(x)
         if self._is_plain:
@@ -145,24 +236,42 @@ class ConvMap(FixedMap):
             return functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
         return functional.conv2d(self._padded(x), self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
 
-    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
-        shape = (self.dilation, self.groups)
+    def _over_flips(
+        self,
+        of: tuple[OverFlips, OverFlips],
+        x: Tensor,
+        a: Tensor,
+        other: Tensor,
+        weight: Tensor,
+        noise: Noise,
+        tolerance: float,
+    ) -> Tensor:
+        geometry = self._geometry()
         if self._is_plain:
-            padding = (self.pads[2], self.pads[0])
-            return flips.conv2d(x, a, grad, weight, noise, self.stride, padding, *shape, tolerance=tolerance)
-        padded = self._padded(x)
-        u = flips.conv2d(padded, a, grad, weight, noise, self.stride, (0, 0), *shape, tolerance=tolerance)
+            return of[1](x, a, other, weight, noise, *geometry, tolerance=tolerance)
+        u = of[1](self._padded(x), a, other, weight, noise, *geometry, tolerance=tolerance)
         return transpose(self._padded, x, u)
+
+    def slope_product(
+        self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0
+    ) -> Tensor:
+        if not self._is_plain:
+            # Padding is certain: it has no share.
+            x, share = self._padded(x), functional.pad(share, self.pads)
+        return flips.slope_conv2d(x, share, a, grad, weight, noise, *self._geometry(), tolerance=tolerance)
+
+    def weight_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
+        seen = x if self._is_plain else self._padded(x)
+        return ordinary.weight_gradient(grad, self.weight, seen, self._geometry())
 
     def with_weight(self, weight: Tensor) -> ConvMap:
         return replace(self, weight=weight)
 
     def transposed(self, values: Tensor, x: Tensor) -> Tensor:
-        plain = self._is_plain
-        padding = (self.pads[2], self.pads[0]) if plain else (0, 0)
-        size = x.shape if plain else self._padded(x).shape
-        result: Tensor = conv2d_input(size, self.weight, values, self.stride, padding, self.dilation, self.groups)
-        return result if plain else transpose(self._padded, x, result)
+        if self._is_plain:
+            return ordinary.input_gradient(values, self.weight, x, self._geometry())
+        result = ordinary.input_gradient(values, self.weight, self._padded(x), self._geometry())
+        return transpose(self._padded, x, result)
 
     def variance(self, v: Tensor) -> Tensor:
         padded = functional.pad(v, self.pads)
@@ -175,6 +284,11 @@ class ConvMap(FixedMap):
         unpadded = not any(self.pads)
         same = left == right and top == bottom
         return unpadded or (self.padding_mode == "zeros" and self.padding_value == 0 and same)
+
+    def _geometry(self) -> Geometry:
+        """Of the convolution of the input, or of the padded input where the padding is not the convolution's own."""
+        padding = (self.pads[2], self.pads[0]) if self._is_plain else (0, 0)
+        return Geometry(self.stride, padding, self.dilation, self.groups)
 
     def _padded(self, x: Tensor) -> Tensor:
         if self.padding_mode == "zeros":
@@ -216,6 +330,14 @@ class FoldedMap(FixedMap):
     def parameter(self) -> Tensor:
         return self.inner.weight
 
+    @property
+    def core(self) -> FixedMap:
+        return self.inner
+
+    @property
+    def offset(self) -> Tensor | None:
+        return self.inner.bias
+
     def __call__(self, x: Tensor) -> Tensor:
         connected = connect(self.connectors, x)
         if isinstance(self.inner, LinearMap) and connected.dim() != 2:
@@ -225,14 +347,41 @@ class FoldedMap(FixedMap):
             )
         return self.inner(connected)
 
-    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+    def _over_flips(
+        self,
+        of: tuple[OverFlips, OverFlips],
+        x: Tensor,
+        a: Tensor,
+        other: Tensor,
+        weight: Tensor,
+        noise: Noise,
+        tolerance: float,
+    ) -> Tensor:
         if isinstance(self.inner, LinearMap):
             folded = folded_weight(weight, self.connectors, x)
-            return flips.linear(x.flatten(1), a, grad, folded, noise, tolerance=tolerance).reshape(x.shape)
+            return of[0](x.flatten(1), a, other, folded, noise, tolerance=tolerance).reshape(x.shape)
         wide = self._pooled(self.inner, weight, x)
         units = wide.prepare(x)
-        u = flips.conv2d(units, a, grad, wide.weight, noise, wide.stride, groups=self.inner.groups, tolerance=tolerance)
+        u = of[1](units, a, other, wide.weight, noise, wide.stride, groups=self.inner.groups, tolerance=tolerance)
         return transpose(wide.prepare, x, u)
+
+    def slope_product(
+        self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0
+    ) -> Tensor:
+        inner = self.inner
+        if isinstance(inner, LinearMap):
+            folded = folded_weight(weight, self.connectors, x)
+            product = flips.slope_linear(x.flatten(1), share.flatten(1), a, grad, folded, noise, tolerance=tolerance)
+            return transpose(lambda weight: folded_weight(weight, self.connectors, x), weight, product)
+        wide = self._pooled(inner, weight, x)
+        units, shares = wide.prepare(x), wide.prepare(share)
+        product = flips.slope_conv2d(
+            units, shares, a, grad, wide.weight, noise, wide.stride, groups=inner.groups, tolerance=tolerance
+        )
+        return transpose(lambda weight: self._pooled(inner, weight, x).weight, weight, product)
+
+    def weight_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
+        return self.inner.weight_gradient(connect(self.connectors, x), grad)
 
     def with_weight(self, weight: Tensor) -> FoldedMap:
         return replace(self, inner=self.inner.with_weight(weight))
@@ -252,6 +401,36 @@ class FoldedMap(FixedMap):
     def _pooled(self, conv: ConvMap, weight: Tensor, x: Tensor) -> PooledConv:
         pools = [module for module in self.connectors if isinstance(module, PoolModule)]
         return PooledConv.fold(weight, conv.stride, conv.pads, conv.dilation, pools, x.shape[2:])
+
+
+@final
+class _AtInputs(torch.autograd.Function):
+    """Pre-activations as they are; backward, the parameters' gradients at other inputs, and the ordinary one in the input."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        a: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor | None, affine: FixedMap, inputs: Inputs, *tensors: Tensor
+    ) -> Tensor:
+        return a.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
+        _, weight, bias, x, ctx.affine, ctx.inputs, *tensors = arguments
+        ctx.bias_dim = None if bias is None else output.dim() - 1 if isinstance(ctx.affine.core, LinearMap) else 1
+        ctx.save_for_backward(weight, x, *tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, x, *tensors = ctx.saved_tensors
+        affine = ctx.affine.with_weight(weight)
+        grad_weight = affine.weight_gradient(ctx.inputs(*tensors), grad) if ctx.needs_input_grad[1] else None
+        others = [dim for dim in range(grad.dim()) if dim != ctx.bias_dim]
+        grad_bias = grad.sum(others) if ctx.needs_input_grad[2] else None
+        grad_x = affine.transposed(grad, x) if ctx.needs_input_grad[3] else None
+        return grad, grad_weight, grad_bias, grad_x, None, None, *[None] * len(tensors)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -3,7 +3,7 @@ r"""Binary layers: an affine map, injected noise, and a sign, :math:`x' = \mathr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, final
 
 import torch
@@ -13,15 +13,14 @@ from flipgrad.affine import Affine, ConvMap, LinearMap
 from flipgrad.errors import InputError
 from flipgrad.noise import Logistic, Noise
 from flipgrad.norms import Norm, check_norm, effective_weight, normalised, uses_batch
+from flipgrad.priors import Prior, Source, came_from_states, from_graph, mark
 from flipgrad.sampling import Draw, fresh, given, states
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
-_MARK = "flipgrad.states"
-
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class LayerCall:
     """One evaluation of a binary layer, as an estimator sees it.
 
@@ -31,6 +30,8 @@ class LayerCall:
         binary: whether ``x`` is made of ±1 states (then a zero is padding, no unit); else it is real-valued and never flipped.
         affine: the map from ``x`` to the pre-activations.
         draw: gives Z for given pre-activations.
+        prior: with which probabilities binary states ``x`` were drawn, if that is known.
+        source: the draw of the layer's own states, after :meth:`sample`.
     """
 
     layer: BinaryLayer
@@ -38,6 +39,8 @@ class LayerCall:
     binary: bool
     affine: Affine
     draw: Draw
+    prior: Prior | None = None
+    source: Source | None = field(default=None, init=False)
 
     @property
     def noise(self) -> Noise:
@@ -46,6 +49,7 @@ class LayerCall:
 
     def sample(self, a: Tensor) -> Tensor:
         """States sign(a - Z), without a gradient."""
+        self.source = Source(self.noise, a.detach())
         return states(self.draw, self.noise, a)
 
 
@@ -120,17 +124,19 @@ class BinaryLayer(nn.Module, ABC):
                 relaxes states.
         """
         if binary is None:
-            binary = _came_from_states(x)
+            binary = came_from_states(x)
         check_instance(estimator)
         rule = estimator or self.estimator or UNDEFINED
         if binary:
             self.check_takes_states()
             check_states(x, self, relaxed=getattr(rule, "relaxed_objective", False))
         draw = fresh(generator or self.generator) if noise is None else given(noise)
-        call = LayerCall(self, x, binary, self.affine(), draw)
+        prior = from_graph(x) if binary else None
+        if prior is not None:
+            prior.read()
+        call = LayerCall(self, x, binary, self.affine(), draw, prior)
         result = rule.states(call)
-        if result.grad_fn is not None:
-            _metadata(result.grad_fn)[_MARK] = True
+        mark(result, call.source)
         return result
 
 
@@ -357,23 +363,3 @@ def check_states(x: Tensor, module: nn.Module, *, relaxed: bool = False) -> None
         "are. Reshape, slice or concatenate them; do not scale, add or activate them, nor mix them with real values (a sum of "
         "two states is the concatenation with the weight twice, an average pooling belongs into fg.Sequential)"
     )
-
-
-def _came_from_states(x: Tensor) -> bool:
-    """Whether ``x`` was computed from the states of a binary layer: its autograd graph leads back to one."""
-    pending, seen = [x.grad_fn], set()
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        if _metadata(node).get(_MARK):
-            return True
-        seen.add(node)
-        pending.extend(parent for parent, _ in node.next_functions)
-    return False
-
-
-def _metadata(node: Any) -> dict[str, bool]:
-    """The notes that autograd keeps with a node (typed as a method in torch, but a property)."""
-    notes: dict[str, bool] = node.metadata
-    return notes

@@ -17,6 +17,7 @@ from flipgrad.noise import Noise, sign
 from flipgrad.norms import Norm, per_channel, whiten
 from flipgrad.objectives import Objective
 from flipgrad.plan import Apply, Plan, Sample, Step, plan
+from flipgrad.priors import Prior
 from flipgrad.sampling import Draw, fresh, given
 
 # Turns one layer's evaluation into that layer's states: an estimator's rule, or a plain sample.
@@ -128,7 +129,10 @@ class Sequential(nn.Module):
 
     def run(self, inputs: Tensor, visit: Visit, draw: Draw) -> Tensor:
         """The last states for ``inputs`` = :meth:`front` (x), where ``visit`` gives each layer's states in turn."""
-        return _run(self.plan().steps, inputs, visit, draw)
+        states, prior = _run(self.plan().steps, inputs, None, visit, draw)
+        if prior is not None:
+            prior.read()
+        return states
 
     def outputs(self, states: Tensor) -> Tensor:
         """The head's outputs [..., K] for the last layer's states."""
@@ -311,15 +315,20 @@ def parameters_by_layer(net: Sequential) -> dict[str, dict[str, nn.Parameter]]:
     return {name: group for name, group in groups.items() if group}
 
 
-def _run(steps: Iterable[Step], x: Tensor, visit: Visit, draw: Draw) -> Tensor:
+def _run(steps: Iterable[Step], x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
     for step in steps:
         if isinstance(step, Apply):
-            x = step.module(x)
+            x, prior = step.module(x), prior and prior.moved(step.module)
         elif isinstance(step, Sample):
-            x = visit(LayerCall(step.layer, x, step.binary, step.affine(), draw))
+            if prior is not None:
+                prior.read()
+            call = LayerCall(step.layer, x, step.binary, step.affine(), draw, prior)
+            x, prior = visit(call), call.source and Prior.of(call.source)
         else:
-            x = torch.cat([_run(chain, x, visit, draw) for chain in step.chains], step.dim)
-    return x
+            chains = [_run(chain, x, prior, visit, draw) for chain in step.chains]
+            x, priors = torch.cat([states for states, _ in chains], step.dim), [known for _, known in chains if known]
+            prior = Prior.joined(priors, step.dim) if len(priors) == len(chains) else None
+    return x, prior
 
 
 def _whiten(call: LayerCall, norm: Norm | None) -> Tensor:

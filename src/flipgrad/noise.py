@@ -66,6 +66,10 @@ class Noise(ABC):
         """log P(state x | pre-activation a) of states ``x`` in {-1, +1}; finite, see :meth:`log_cdf`."""
         return self.log_cdf(x * a)
 
+    def log_odds(self, a: Tensor) -> Tensor:
+        """log F(a) / F(-a): how much likelier +1 is than -1."""
+        return self._log_odds(self._standard(a))
+
     def score(self, x: Tensor, a: Tensor) -> Tensor:
         """d log P(state x | pre-activation a) / da of states ``x`` in {-1, +1}; 0 for an impossible state."""
         return x * self._log_slope(self._standard(x * a)) / self.scale
@@ -129,6 +133,10 @@ class Noise(ABC):
     @abstractmethod
     def _log_cdf(self, t: Tensor) -> Tensor: ...
 
+    def _log_odds(self, t: Tensor) -> Tensor:
+        """Subclasses may know a closed form."""
+        return self._log_cdf(t) - self._log_cdf(-t)
+
     def _log_slope(self, t: Tensor) -> Tensor:
         """F'/F, the derivative of log F; subclasses may know a closed form."""
         transform: Any = torch.func.vjp(self._log_cdf, t)
@@ -162,6 +170,9 @@ class Logistic(Noise):
 
     def _log_cdf(self, t: Tensor) -> Tensor:
         return torch.nn.functional.logsigmoid(t)
+
+    def _log_odds(self, t: Tensor) -> Tensor:
+        return t
 
     def _log_slope(self, t: Tensor) -> Tensor:
         return torch.sigmoid(-t)
@@ -197,6 +208,13 @@ class Normal(Noise):
     def _log_cdf(self, t: Tensor) -> Tensor:
         log_probability: Tensor = torch.special.log_ndtr(t)
         return log_probability
+
+    def _log_odds(self, t: Tensor) -> Tensor:
+        # log F(-|t|) as in _log_slope, and log F(|t|) = log(1 - F(-|t|)).
+        size = t.abs()
+        scaled: Tensor = torch.special.erfcx(size * math.sqrt(0.5))
+        lower = torch.log(scaled / 2) - size * size / 2
+        return t.sign() * (torch.log1p(-torch.erfc(size * math.sqrt(0.5)) / 2) - lower)
 
     def _log_slope(self, t: Tensor) -> Tensor:
         # F(t) = exp(-t^2 / 2) erfcx(-t / sqrt 2) / 2: the ratio has no exponentials left, which would vanish together.

@@ -11,6 +11,7 @@ weight and bias: what comes out is an ordinary affine map, and every estimator i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, final
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from flipgrad.affine import Affine, ConvMap, FixedMap, FoldedMap, LinearMap, transpose
+from flipgrad.affine import Affine, ConvMap, FixedMap, FoldedMap, Inputs, LinearMap, transpose
 from flipgrad.errors import InputError
 from flipgrad.noise import Noise
 
@@ -174,13 +175,34 @@ class BatchNormMap(Affine):
         h = self.inner(x.detach())
         with torch.no_grad():
             a = self._normalise(h)
+        return self._besides_flips(h, x, a)
+
+    def at_inputs(self, x: Tensor, a: Tensor, inputs: Inputs, tensors: Sequence[Tensor], *, flips: bool) -> Tensor:
         first = self._statistics()
-        tensors = (h, x, self.norm.weight, self.norm.bias, a, first.mean, first.inverse, self.inner.parameter.detach())
-        result: Tensor = _Normalised.apply(*tensors, self.inner, self.norm)  # type: ignore[no-untyped-call]
-        return result
+        h = self.inner.at_inputs(x, first.h.detach(), inputs, tensors, flips=flips)
+        if flips:
+            return self._besides_flips(h, x, a)
+        rows = _rows(self.norm, h)
+        if not rows.numel():
+            return self._apply(first, h)
+        # Without the running statistics, which have had their update.
+        normalised, _, _ = torch.native_batch_norm(rows, self.norm.weight, self.norm.bias, None, None, True, 0.0, self.norm.eps)
+        return normalised.view_as(h)
 
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         return self.inner.flip_product(x, a, grad, weight, noise, tolerance)
+
+    def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        """That of the flipped unit's own example, the statistics being held: an approximation."""
+        return self.inner.log_ratio(x, a, states, weight, noise, tolerance)
+
+    def slope_product(
+        self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0
+    ) -> Tensor:
+        raise InputError(
+            f"{self.norm} takes its statistics from the batch, so that a unit moves the pre-activations of all examples, and "
+            "its posterior is not known exactly; use inputs='posterior', net.eval(), or norm=fg.ScaleShift(channels)"
+        )
 
     def variance(self, v: Tensor) -> Tensor:
         first = self._statistics()
@@ -189,6 +211,12 @@ class BatchNormMap(Affine):
         inverse = torch.rsqrt(channels.var(1, correction=0) + self.norm.eps)
         scale, _ = _scale_and_shift(self.norm, first.mean, inverse)
         return self.inner.variance(v) * _spread(self.norm, scale.square())
+
+    def _besides_flips(self, h: Tensor, x: Tensor, a: Tensor) -> Tensor:
+        first = self._statistics()
+        tensors = (h, x, self.norm.weight, self.norm.bias, a, first.mean, first.inverse, self.inner.parameter.detach())
+        result: Tensor = _Normalised.apply(*tensors, self.inner, self.norm)  # type: ignore[no-untyped-call]
+        return result
 
     def _normalise(self, h: Tensor) -> Tensor:
         """Normalise ``h`` with its own statistics, keep these, and update the running ones as the module would."""

@@ -216,7 +216,7 @@ def test_compiled_weight_functions_are_those_of_torch(shape, portable, monkeypat
     even, odd = [(0.5, 0.1), (1.0,)], [(0.3, -0.2, 0.1)]
     square = weight * weight
     expected = [
-        torch.cat(separable._weights(leading, square, [separable.Function(0, tuple(c)) for c in some], 2.0))
+        torch.cat([separable.polynomial(separable.Function(0, tuple(c)), leading, square, 2.0) for c in some])
         for leading, some in ((weight, even), (square, odd))
     ]
     for actual, wanted in zip(native.weight_functions(weight, even, odd, 2.0), expected, strict=True):

@@ -1,25 +1,86 @@
-"""The loss at every flip of one unit of the last binary layer, in chunks of bounded memory."""
+r"""The head: the loss at every flip of one unit of the last binary layer, and what its own parameters' gradient is.
+
+That gradient is one of three, all unbiased:
+
+- "sampled": that of the sampled loss;
+- "enhanced": averaged over the flips of all units with the weight 1/n, as the paper's appendix B.3 does;
+- "rao-blackwell": the gradient of the weight :math:`W_{ki}` of a linear head, :math:`d_k(x)\, x_i` with
+  :math:`d = \partial f / \partial` logits, averaged over the two states of its own unit i: with the probability
+  :math:`\pi_i` of the state opposite to the sampled one, :math:`x_i [(1 - \pi_i)\, d_k(x) - \pi_i\, d_k(x_{\downarrow i})]`.
+  Its variance is never larger, and much smaller at wide heads. The bias, which has no unit of its own, is enhanced. A head
+  that is not linear, or that :class:`flipgrad.Concat` comes before, has no such form: its gradient is that of the sample.
+
+Flips are evaluated in chunks of bounded memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeGuard
+from typing import Any, Literal, TypeGuard, final, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 
-from flipgrad.affine import folded_weight
+from flipgrad.affine import connect, folded_weight
 from flipgrad.errors import InputError
-from flipgrad.layers import BinaryLayer
-from flipgrad.network import Readout
+from flipgrad.layers import BinaryLayer, LayerCall
+from flipgrad.network import Readout, Sequential
 from flipgrad.objectives import Objective, evaluate
+from flipgrad.plan import Sample
+
+HeadGradient = Literal["sampled", "enhanced", "rao-blackwell"]
 
 # Numbers held at once: flipped outputs of a linear head, flipped states of any other.
 CHUNK = 2**20
+
+
+def check_head(estimator: str, head: str) -> None:
+    """Refuse what is no gradient of a head, on behalf of an ``estimator``."""
+    if head not in get_args(HeadGradient):
+        raise InputError(f"{estimator}(head={head!r}): choose {', '.join(map(repr, get_args(HeadGradient)))}")
+
+
+def head_losses(
+    net: Sequential, last: LayerCall, states: Tensor, objective: Objective, gradient: HeadGradient, *, flip: bool
+) -> Tensor:
+    """The losses [B] of the last layer's states, differentiable in these and in the head's parameters.
+
+    Args:
+        net: the network.
+        last: the evaluation of the last layer.
+        states: what it gave.
+        objective: maps outputs [..., B, K] to losses [..., B].
+        gradient: that in the head's parameters.
+        flip: whether the derivative in the states is the discrete one, or the ordinary one.
+    """
+    readout, x = net.readout(), states.detach()
+    behind_layer = isinstance(net.plan().steps[-1], Sample)
+    if gradient == "rao-blackwell" and not (is_linear(readout.head) and behind_layer):
+        gradient = "sampled"
+    if gradient == "sampled" and not flip:
+        return evaluate(objective, readout(states))
+    if gradient == "enhanced" and not behind_layer:
+        raise InputError("head='enhanced' needs a binary layer, not Concat, before the head; use head='sampled'")
+    if gradient == "rao-blackwell" and is_linear(readout.head):
+        outputs, losses, flipped = _rao_blackwell(readout, readout.head, x, _opposite(last, x), objective)
+    else:
+        outputs = readout(x)
+        losses = evaluate(objective, outputs)
+        with torch.set_grad_enabled(gradient == "enhanced" and torch.is_grad_enabled()):
+            flipped = flipped_losses(readout, x, outputs, objective)
+        if gradient == "enhanced":
+            correction = ((flipped - losses) * _opposite(last, x)).mean(0)
+            losses = losses + (correction - correction.detach())
+    if flip:
+        discrete = (losses.detach() - flipped.detach()).t().reshape(x.shape) * x / 2
+        attached: Tensor = AttachGradient.apply(losses, states, discrete)  # type: ignore[no-untyped-call]
+        return attached
+    return losses + _without_parameters(readout, states, outputs, objective)
 
 
 def flipped_losses(readout: Readout, x: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
@@ -35,6 +96,60 @@ def flipped_losses(readout: Readout, x: Tensor, outputs: Tensor, objective: Obje
         return _linear(readout, readout.head, x, outputs, objective)
     check_separable(readout.head)
     return _general(readout, x, objective)
+
+
+def _rao_blackwell(
+    readout: Readout, head: nn.Linear, x: Tensor, opposite: Tensor, objective: Objective
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs [B, K], losses [B] with that gradient, and the losses [units, B] at every flip, of a linear head.
+
+    What a loss is differentiated in is only where its gradient is wanted: that of the sample in a weight times 1 - pi, that
+    of a flip in the weights of its own unit alone times pi.
+    """
+    units, share = x.flatten(1).t().contiguous(), opposite
+    weight = folded_weight(head.weight, readout.tail, x)
+    bias = head.bias
+    kept = (units * (1 - share)).t()
+    with torch.no_grad():
+        outputs = readout(x)
+    own = functional.linear(kept.to(weight.dtype), weight)
+    sampled = outputs + (own - own.detach())
+    if bias is not None:
+        sampled = sampled + (bias - bias.detach()) * (1 - share.mean(0))[:, None]
+    losses = evaluate(objective, sampled)
+    columns, transposed = weight.t(), outputs.t().contiguous()
+
+    def at_flips(columns: Tensor, states: Tensor, bias: Tensor | None) -> Tensor:
+        fixed = columns.detach()
+        moved = transposed - 2 * fixed[:, :, None] * states[:, None]
+        moved = moved - (columns - fixed)[:, :, None] * states[:, None]
+        if bias is not None:
+            moved = moved + ((bias - bias.detach()) / len(units))[:, None]
+        return evaluate(objective, moved.transpose(1, 2))
+
+    size = max(1, CHUNK // max(1, outputs.numel()))
+    starts = range(0, len(units), size)
+    flipped = _chunked([(at_flips, (columns[i : i + size], units[i : i + size], bias)) for i in starts])
+    correction = (flipped * share).sum(0)
+    return outputs, losses + (correction - correction.detach()), flipped
+
+
+def _without_parameters(readout: Readout, states: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
+    """Zeros [B] with the ordinary derivative of the losses in the states, and none in the head's parameters."""
+    parameters = {name: parameter.detach() for name, parameter in readout.head.named_parameters()}
+    connected = connect(readout.tail, states)
+    losses = evaluate(objective, torch.func.functional_call(readout.head, parameters, (connected,)).to(outputs.dtype))
+    return losses - losses.detach()
+
+
+def _opposite(last: LayerCall, x: Tensor) -> Tensor:
+    """The probability [units, B] of every unit's other state: 1 - p(x_i), which is what the paper's pi means.
+
+    Its printed formula has a sign slip.
+    """
+    if last.source is None:
+        raise RuntimeError("the last layer drew no states")
+    return last.noise.cdf(-x * last.source.a).flatten(1).t()
 
 
 def _linear(readout: Readout, head: nn.Linear, x: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
@@ -89,3 +204,24 @@ def check_separable(head: nn.Module) -> None:
                 f"the estimator evaluates the head on other states, and {module} in training mode mixes examples or draws at "
                 "random; use LayerNorm, put that module in eval mode, or linearise the head with fg.PSA(flip_head=False)"
             )
+
+
+@final
+class AttachGradient(torch.autograd.Function):
+    """The losses as they are; backward, the given gradient [B, ...] to the states besides."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(losses: Tensor, states: Tensor, gradient: Tensor) -> Tensor:
+        return losses.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return grad, gradient * grad.view(-1, *[1] * (gradient.dim() - 1)), None

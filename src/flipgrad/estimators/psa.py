@@ -6,23 +6,21 @@ NeurIPS 2020, algorithm 1 and, for the enhanced head, appendix B.3.
 
 from __future__ import annotations
 
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flipgrad.affine import Affine, LinearMap
-from flipgrad.errors import InputError
+from flipgrad.estimators import _inputs
 from flipgrad.estimators._base import LocalEstimator
-from flipgrad.estimators._head import flipped_losses
+from flipgrad.estimators._head import HeadGradient, check_head, head_losses
+from flipgrad.estimators._inputs import InputRule, allowed_error, check_inputs
 from flipgrad.layers import LayerCall
 from flipgrad.network import Sequential
 from flipgrad.noise import Noise
-from flipgrad.objectives import Objective, evaluate
-from flipgrad.plan import Sample
-
-HeadGradient = Literal["sampled", "enhanced"]
+from flipgrad.objectives import Objective
 
 
 @final
@@ -42,9 +40,17 @@ class PSA(LocalEstimator):
     which needs besides that the loss adds up over that layer's units: their joint probability is a product too.)
 
     Args:
+        inputs: what the gradient of a weight takes for its binary input. "sampled" is the paper's: the sampled state.
+            "rao-blackwell" is the conditional expectation of the estimate given all other units, so the same mean and, for
+            every weight of a fully connected layer, never a larger variance (a convolution's weight adds up such terms of
+            many places). "posterior" takes the state's mean given the next layer's states, nearly as good in wide layers and
+            a third of the cost; "mean" its mean given the layer before, which costs nothing and has the least variance, but
+            more bias. Both posteriors need states that go to one
+            layer only.
         head: the gradient in the head's own parameters. "sampled" is that of the sampled loss; "enhanced" averages it over
-            flips of the last layer's units with the paper's weight 1/n, unbiased with no larger variance. It needs the last
-            binary layer right before the head.
+            flips of the last layer's units with the paper's weight 1/n; "rao-blackwell" averages that of each weight of a
+            linear head over its own unit's two states (and is "sampled" for other heads). All have the same mean, and
+            variances never larger than the one before. The second needs the last binary layer right before the head.
         flip_head: whether the loss is evaluated at every flip of the last layer's units. A linear head does that fast, any
             other module is evaluated on all flipped states; False linearises the head instead, as ST does.
         tolerance: the relative error that is allowed in every layer's flip product; large layers then cost two or three
@@ -65,62 +71,38 @@ class PSA(LocalEstimator):
         *,
         head: HeadGradient = "sampled",
         flip_head: bool = True,
+        inputs: InputRule = "sampled",
         tolerance: float = 1e-3,
         exact: bool = False,
     ) -> None:
-        if head not in ("sampled", "enhanced"):
-            raise InputError(f"PSA(head={head!r}): choose 'sampled' or 'enhanced'")
-        if head == "enhanced" and not flip_head:
-            raise InputError(
-                "PSA(head='enhanced', flip_head=False): the enhanced head averages over flips; leave flip_head=True"
-            )
-        if not 0 < tolerance < 1:
-            raise InputError(f"PSA(tolerance={tolerance}): give a relative error between 0 and 1, e.g. 1e-3, or exact=True")
-        self.tolerance = 0.0 if exact else tolerance
+        check_inputs("PSA", inputs)
+        check_head("PSA", head)
+        self.tolerance = allowed_error("PSA", tolerance, exact)
         self.head_gradient: HeadGradient = head
         self.flip_head = flip_head
+        self.inputs: InputRule = inputs
 
     def passes(self, depth: int) -> int:
         return 1
 
     def states(self, call: LayerCall) -> Tensor:
+        def attach(a: Tensor, sampled: Tensor) -> Tensor:
+            flipped = call.x if call.binary else None
+            weight = call.affine.parameter.detach()
+            states: Tensor = _FlipStates.apply(  # type: ignore[no-untyped-call]
+                a, flipped, weight, sampled, call.affine, call.noise, self.tolerance
+            )
+            return states
+
+        if call.binary and self.inputs != "sampled":
+            return _inputs.states(call, self.inputs, self.tolerance, attach, flips=True)
         # Ordinary derivatives reach the parameters, and a real-valued input, through a; binary inputs get theirs by flips (and
         # through the statistics of a batch, where these are normalised with).
         a = call.affine.besides_flips(call.x) if call.binary else call.affine(call.x)
-        flipped = call.x if call.binary else None
-        weight = call.affine.parameter.detach()
-        states: Tensor = _FlipStates.apply(  # type: ignore[no-untyped-call]
-            a, flipped, weight, call.sample(a), call.affine, call.noise, self.tolerance
-        )
-        return states
+        return attach(a, call.sample(a))
 
     def head(self, net: Sequential, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
-        if not self.flip_head:
-            return evaluate(objective, net.outputs(states))
-        enhanced = self.head_gradient == "enhanced"
-        if enhanced and not isinstance(net.plan().steps[-1], Sample):
-            raise InputError("PSA(head='enhanced') needs a binary layer, not Concat, before the head; use head='sampled'")
-        x = states.detach()
-        readout = net.readout()
-        outputs = readout(x)
-        losses = evaluate(objective, outputs)
-        with torch.set_grad_enabled(enhanced and torch.is_grad_enabled()):
-            flipped = flipped_losses(readout, x, outputs, objective)
-        if enhanced:
-            correction = ((flipped - losses) * _opposite(last, x)).mean(0)
-            losses = losses + (correction - correction.detach())
-        discrete = (losses.detach() - flipped.detach()).t().reshape(x.shape) * x / 2
-        attached: Tensor = _AttachGradient.apply(losses, states, discrete)  # type: ignore[no-untyped-call]
-        return attached
-
-
-def _opposite(last: LayerCall, x: Tensor) -> Tensor:
-    """The probability [units, B] of every unit's other state: 1 - p(x_i), which is what the paper's pi means.
-
-    Its printed formula has a sign slip.
-    """
-    with torch.no_grad():
-        return last.noise.cdf(-x * last.affine(last.x)).flatten(1).t()
+        return head_losses(net, last, states, objective, self.head_gradient, flip=self.flip_head)
 
 
 @final
@@ -164,24 +146,3 @@ class _FlipStates(torch.autograd.Function):
             units = x.flatten(0, 1) if isinstance(x, Tensor) else None
             return apply(a.flatten(0, 1), units, weight[0], states.flatten(0, 1), affine, noise, tolerance).view_as(states), 0
         return torch.stack([apply(*each, affine, noise, tolerance) for each in zip(*leading, strict=True)]), 0
-
-
-@final
-class _AttachGradient(torch.autograd.Function):
-    """The losses as they are; backward, the given gradient [B, ...] to the states besides."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(losses: Tensor, states: Tensor, gradient: Tensor) -> Tensor:
-        return losses.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[2])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        return grad, gradient * grad.view(-1, *[1] * (gradient.dim() - 1)), None

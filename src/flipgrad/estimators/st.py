@@ -10,15 +10,28 @@ from typing import final
 
 from torch import Tensor
 
-from flipgrad.estimators._base import LinearHeadEstimator
+from flipgrad.estimators import _inputs
+from flipgrad.estimators._base import LocalEstimator
+from flipgrad.estimators._head import HeadGradient, check_head, head_losses
+from flipgrad.estimators._inputs import InputRule, allowed_error, check_inputs
 from flipgrad.layers import LayerCall
+from flipgrad.network import Sequential
+from flipgrad.objectives import Objective
 
 
 @final
-class ST(LinearHeadEstimator):
+class ST(LocalEstimator):
     r"""Sample forward; differentiate the conditional mean :math:`m(a) = 2F(a) - 1` backward.
 
     Biased: it is PSA with F and the head linearised over every flip, so it is exact where both are linear. One pass.
+
+    Args:
+        inputs: what the gradient of a weight takes for its binary input: "sampled" (the paper's), "mean", "posterior" or
+            "rao-blackwell", see :class:`flipgrad.PSA`; the same derivation holds.
+        head: the gradient in the head's own parameters, "sampled", "enhanced" or "rao-blackwell", likewise. The latter two
+            evaluate the loss at every flip of the last layer's units.
+        tolerance: the relative error that is allowed in sums over flips, which "posterior" and "rao-blackwell" inputs need.
+        exact: never approximate.
 
     >>> import torch, flipgrad as fg
     >>> net = fg.Sequential(fg.BinaryLinear(2, 4), head=torch.nn.Linear(4, 2))
@@ -29,11 +42,33 @@ class ST(LinearHeadEstimator):
     unbiased_in = "F and head linear over a flip"
     citation = "Shekhovtsov, Yanush, Flach 2020"
 
+    def __init__(
+        self,
+        *,
+        inputs: InputRule = "sampled",
+        head: HeadGradient = "sampled",
+        tolerance: float = 1e-3,
+        exact: bool = False,
+    ) -> None:
+        check_inputs("ST", inputs)
+        check_head("ST", head)
+        self.inputs: InputRule = inputs
+        self.head_gradient: HeadGradient = head
+        self.tolerance = allowed_error("ST", tolerance, exact)
+
     def passes(self, depth: int) -> int:
         return 1
 
     def states(self, call: LayerCall) -> Tensor:
+        def attach(a: Tensor, sampled: Tensor) -> Tensor:
+            m = call.noise.mean_sign(a)
+            # m - m is exactly 0, so the states stay exactly ±1.
+            return sampled + (m - m.detach())
+
+        if call.binary and self.inputs != "sampled":
+            return _inputs.states(call, self.inputs, self.tolerance, attach, flips=False)
         a = call.affine(call.x)
-        m = call.noise.mean_sign(a)
-        # m - m is exactly 0, so the states stay exactly ±1.
-        return call.sample(a) + (m - m.detach())
+        return attach(a, call.sample(a))
+
+    def head(self, net: Sequential, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+        return head_losses(net, last, states, objective, self.head_gradient, flip=False)

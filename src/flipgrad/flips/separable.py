@@ -22,7 +22,7 @@ tensors, about what it would cost to convert them here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +31,7 @@ from torch import Tensor
 from flipgrad.errors import InputError
 from flipgrad.flips import _basis, native
 from flipgrad.flips._basis import HIGHEST, LOWEST, PER_OCTAVE, SMALLEST_TOP
+from flipgrad.flips.ordinary import Geometry, input_gradient
 from flipgrad.noise import Logistic, Noise
 
 # Beyond this many products of either kind an exact kernel is faster.
@@ -228,42 +229,54 @@ def product(
     """The flip product by a plan: that of :func:`conv2d` for states with four dimensions, else that of :func:`linear`."""
     dtype, wide = x.dtype, _wide(x.dtype)
     x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
-    kernels_even, kernels_odd = _kernels(weight, plan, groups)
-
-    def backward(outputs: Tensor, kernels: Tensor, x: Tensor) -> Tensor:
-        if x.dim() == 2:
-            return outputs @ kernels
-        shape = stride, padding, dilation, False, (0, 0), groups
-        u: Tensor = torch.ops.aten.convolution_backward(outputs, x, kernels, None, *shape, (True, False, False))[0]
-        return u
+    geometry = Geometry(stride, padding, dilation, groups)
+    kernels_even, kernels_odd = kernels(weight, plan, groups)
 
     def examples(x: Tensor, a: Tensor, grad: Tensor) -> Tensor:
         even, odd = _features(a, grad, plan, noise, groups)
-        u = backward(even, kernels_even, x)
+        u = input_gradient(even, kernels_even, x, geometry)
         # Times x twice, not once: a zero is no unit.
         if not plan.odd:
             return u.mul_(x).mul_(x)
         # Its memory is good for the next result.
         del even
-        v = backward(odd, kernels_odd, x)
+        v = input_gradient(odd, kernels_odd, x, geometry)
         if native.usable(u) and all(t.is_contiguous() and t.dtype == torch.float32 for t in (u, v, x)):
             return native.combine(u, v, x)
         return torch.addcmul(v, u, x, out=u).mul_(x)
 
+    return by_examples(examples, x, a, grad).to(dtype)
+
+
+def by_examples(function: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, a: Tensor, other: Tensor) -> Tensor:
+    """The result of a function of states, pre-activations and the like, some examples at a time if that is faster."""
     if x.device.type != "cpu" or a.numel() <= CHUNK or torch.compiler.is_compiling():
-        return examples(x, a, grad).to(dtype)
+        return function(x, a, other)
     size = math.ceil(len(x) / math.ceil(a.numel() / CHUNK))
-    return torch.cat([examples(*some) for some in zip(*(t.split(size) for t in (x, a, grad)), strict=True)]).to(dtype)
+    return torch.cat([function(*some) for some in zip(*(t.split(size) for t in (x, a, other)), strict=True)])
 
 
-def _kernels(weight: Tensor, plan: Plan, groups: int) -> tuple[Tensor, Tensor]:
+def kernels(weight: Tensor, plan: Plan, groups: int) -> tuple[Tensor, Tensor]:
     """The functions of the weights, all ranks as further output channels of one layer; those of O may be none."""
     if groups == 1 and weight.is_contiguous() and weight.dtype == torch.float32 and native.usable(weight):
-        even, odd = ([f.coefficients for f in functions] for functions in (plan.even, plan.odd))
-        return native.weight_functions(weight, even, odd, plan.limit)
+        of_e, of_o = ([f.coefficients for f in functions] for functions in (plan.even, plan.odd))
+        return native.weight_functions(weight, of_e, of_o, plan.limit)
     square = weight * weight
-    kernels = _join(_weights(weight, square, plan.even, plan.limit), 0, groups)
-    return kernels, _join(_weights(square, square, plan.odd, plan.limit), 0, groups) if plan.odd else weight.new_empty(0)
+    even = [polynomial(f, weight, square, plan.limit) for f in plan.even]
+    odd = [polynomial(f, square, square, plan.limit) for f in plan.odd]
+    return join(even, 0, groups), join(odd, 0, groups) if odd else weight.new_empty(0)
+
+
+def polynomial(function: Function, leading: Tensor, square: Tensor, limit: float) -> Tensor:
+    """The function of the weight: ``leading``, the weight or its square, times the polynomial, by Horner's scheme."""
+    *lower, c = function.coefficients
+    if not lower:
+        return leading * c
+    centred = (square * (2 / limit**2)).sub_(1)
+    value = (centred * c).add_(lower.pop())
+    for c in reversed(lower):
+        value.mul_(centred).add_(c)
+    return value.mul_(leading)
 
 
 def _features(a: Tensor, grad: Tensor, plan: Plan, noise: Noise, groups: int) -> tuple[Tensor, Tensor]:
@@ -273,7 +286,7 @@ def _features(a: Tensor, grad: Tensor, plan: Plan, noise: Noise, groups: int) ->
     if plain and isinstance(noise, Logistic) and native.usable(a):
         return native.logistic_features(a, grad, noise.scale, plan.steps, nodes)
     even, odd = _basis.features(a, grad, plan.steps, nodes, noise)
-    return _join(even, 1, groups), _join(odd, 1, groups) if odd else a.new_empty(0)
+    return join(even, 1, groups), join(odd, 1, groups) if odd else a.new_empty(0)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -334,24 +347,7 @@ def _functions(fit: _basis.Fit, factor: float) -> tuple[Function, ...]:
     )
 
 
-def _weights(leading: Tensor, square: Tensor, functions: Sequence[Function], limit: float) -> list[Tensor]:
-    """The functions of the weight: ``leading``, the weight or its square, times a polynomial, by Horner's scheme."""
-    centred = None
-    weights = []
-    for function in functions:
-        *lower, c = function.coefficients
-        if not lower:
-            weights.append(leading * c)
-            continue
-        centred = (square * (2 / limit**2)).sub_(1) if centred is None else centred
-        value = (centred * c).add_(lower.pop())
-        for c in reversed(lower):
-            value.mul_(centred).add_(c)
-        weights.append(value.mul_(leading))
-    return weights
-
-
-def _join(tensors: list[Tensor], dim: int, groups: int) -> Tensor:
+def join(tensors: list[Tensor], dim: int, groups: int) -> Tensor:
     """The tensors' channels, which are at ``dim``, one tensor after the other within each group."""
     if len(tensors) == 1:
         return tensors[0]

@@ -1,12 +1,18 @@
-r"""The flip product in vectorised torch operations, exact for every noise, in chunks of bounded memory.
+r"""Sums over flips in vectorised torch operations, exact for every noise, in chunks of bounded memory.
 
-Each term :math:`F(a_j) - F(a_j - s)` with :math:`s = 2 A_{ji} x_i` is formed, at most :data:`CHUNK` of them at a time.
-By the noise's symmetry the term of a pre-activation on the upper tail is mirrored to the lower one, where
-probabilities are small and their differences keep their relative precision. Where the weights are so small that the
-differences would cancel, they are formed in a wider dtype.
+Each term, which depends on :math:`a_j` and :math:`a_j - s` with :math:`s = 2 A_{ji} x_i`, is formed, at most :data:`CHUNK` of
+them at a time:
+
+- the flip product, of terms :math:`F(a_j) - F(a_j - s)`. By the noise's symmetry the term of a pre-activation on the upper
+  tail is mirrored to the lower one, where probabilities are small and their differences keep their relative precision.
+  Where the weights are so small that the differences would cancel, they are formed in a wider dtype;
+- the log ratio, of terms :math:`\log p(y_j \mid a_j - s) - \log p(y_j \mid a_j)`;
+- the slope product, of terms :math:`p_Z(a_j) - p_Z(a_j - s)`, which are summed over the examples: one number per weight.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -39,6 +45,16 @@ def linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> 
     return _product(x[:, None], a[:, None], grad[:, None], weight[None], noise)[:, 0].to(dtype)
 
 
+def ratio_linear(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    """The log ratio of a fully connected layer: like :func:`linear`, with the output ``states`` [B, out] for the gradient."""
+    return _log_ratio(x[:, None], a[:, None], states[:, None], weight[None], noise)[:, 0]
+
+
+def slope_linear(x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    """The slope product [out, in] of a fully connected layer, see :func:`slope_conv2d`."""
+    return _slope_product(x[:, None], share[:, None], a[:, None], grad[:, None], weight[None], noise)[0]
+
+
 def conv2d(
     x: Tensor,
     a: Tensor,
@@ -66,23 +82,104 @@ def conv2d(
     Returns:
         The discrete gradient [B, C, H, W] in the states ``x``.
     """
-    height, width = a.shape[2:]
     dtype, wide = x.dtype, _wide_enough(weight, noise)
     x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
+    return _everywhere(_product, x, a, grad, weight, noise, stride, padding, dilation, groups).to(dtype)
+
+
+def ratio_conv2d(
+    x: Tensor,
+    a: Tensor,
+    states: Tensor,
+    weight: Tensor,
+    noise: Noise,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """The log ratio of a convolution: like :func:`conv2d`, with the output ``states`` [B, out, H', W'] for the gradient."""
+    return _everywhere(_log_ratio, x, a, states, weight, noise, stride, padding, dilation, groups)
+
+
+def slope_conv2d(
+    x: Tensor,
+    share: Tensor,
+    a: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    noise: Noise,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    r"""The slope product of a convolution with zero padding, one number per weight.
+
+    .. math:: \sum x_i\, c_i \big[p_Z(a_j) - p_Z(a_j - 2 A_{ji} x_i)\big]\, g_j
+
+    summed over the examples and places.
+
+    Args:
+        x: states [B, C, H, W]; a zero is no unit and adds nothing.
+        share: the factors c [B, C, H, W].
+        a: pre-activations [B, out, H', W'] of ``x``.
+        grad: the gradient [B, out, H', W'] in the layer's output states.
+        weight: [out, C / groups, kh, kw].
+        noise: the layer's noise.
+        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
+
+    Returns:
+        A tensor like ``weight``.
+    """
+    result = torch.empty_like(weight)
+    sides = (padding[1], padding[1], padding[0], padding[0])
+    padded, shares = functional.pad(x, sides), functional.pad(share, sides)
+    a_at, grad_at = _by_place(a, groups), _by_place(grad, groups)
+    kernels = weight.unflatten(0, (groups, -1))
+    for row, column, rows, columns in _positions(weight, a, stride, dilation):
+        seen, parts = (_by_place(t[:, :, rows, columns], groups) for t in (padded, shares))
+        product = _slope_product(seen, parts, a_at, grad_at, kernels[..., row, column], noise)
+        result[..., row, column] = product.flatten(0, 1)
+    return result
+
+
+def _everywhere(
+    product: Callable[[Tensor, Tensor, Tensor, Tensor, Noise], Tensor],
+    x: Tensor,
+    a: Tensor,
+    other: Tensor,
+    weight: Tensor,
+    noise: Noise,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+) -> Tensor:
+    """The sum over the positions of a convolution's kernel of the ``product`` of a fully connected layer at each."""
+    height, width = a.shape[2:]
     padded = functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
     u = torch.zeros_like(padded)
-    a, grad = _by_place(a, groups), _by_place(grad, groups)
+    a_at, other_at = _by_place(a, groups), _by_place(other, groups)
     kernels = weight.unflatten(0, (groups, -1))
+    for row, column, rows, columns in _positions(weight, a, stride, dilation):
+        seen = _by_place(padded[:, :, rows, columns], groups)
+        part = product(seen, a_at, other_at, kernels[..., row, column], noise)
+        u[:, :, rows, columns] += part.reshape(len(x), height, width, x.shape[1]).permute(0, 3, 1, 2)
+    bottom, right = padded.shape[2] - padding[0], padded.shape[3] - padding[1]
+    return u[:, :, padding[0] : bottom, padding[1] : right].contiguous()
+
+
+def _positions(
+    weight: Tensor, a: Tensor, stride: tuple[int, int], dilation: tuple[int, int]
+) -> Iterator[tuple[int, int, slice, slice]]:
+    """The row and column of every position of the kernel, and the rows and columns of the input that it sees."""
+    height, width = a.shape[2:]
     for row in range(weight.shape[2]):
         for column in range(weight.shape[3]):
             top, left = row * dilation[0], column * dilation[1]
             rows = slice(top, top + (height - 1) * stride[0] + 1, stride[0])
-            columns = slice(left, left + (width - 1) * stride[1] + 1, stride[1])
-            seen = padded[:, :, rows, columns]
-            product = _product(_by_place(seen, groups), a, grad, kernels[..., row, column], noise)
-            u[:, :, rows, columns] += product.reshape(len(x), height, width, x.shape[1]).permute(0, 3, 1, 2)
-    bottom, right = padded.shape[2] - padding[0], padded.shape[3] - padding[1]
-    return u[:, :, padding[0] : bottom, padding[1] : right].contiguous().to(dtype)
+            yield row, column, rows, slice(left, left + (width - 1) * stride[1] + 1, stride[1])
 
 
 def _wide_enough(weight: Tensor, noise: Noise) -> torch.dtype:
@@ -106,18 +203,43 @@ def _product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -
     mirror = 1 - 2 * (a > 0).to(a.dtype)
     a, grad = -a.abs(), grad * mirror
     kept = noise.cdf(a)
-    doubled = 2 * weight
-    per_input = a[:1].numel()
+    u = torch.empty_like(x)
+    for here, some, step in _steps(x, a, weight):
+        moved = noise.cdf(torch.addcmul(a[here, :, :, None], step, mirror[here, :, :, None], value=-1))
+        # The difference of every term, not of the sums: those are large where the terms are small.
+        change = torch.sub(kept[here, :, :, None], moved, out=moved)
+        torch.mul((grad[here, :, None] @ change)[:, :, 0], x[here, :, some], out=u[here, :, some])
+    return u
+
+
+def _log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    """The log ratio of groups of units: like :func:`_product`, with output ``states`` [N, G, out]."""
+    kept = noise.log_prob(states, a)
+    ratio = torch.empty_like(x)
+    for here, some, step in _steps(x, a, weight):
+        moved = noise.log_prob(states[here, :, :, None], a[here, :, :, None] - step)
+        torch.sum(moved - kept[here, :, :, None], 2, out=ratio[here, :, some])
+    return ratio
+
+
+def _slope_product(x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    """The slope product of groups of units, like ``weight`` [G, out, in]; ``share`` is like ``x``."""
+    kept, share = noise.pdf(a), share * x
+    result = torch.zeros_like(weight)
+    for here, some, step in _steps(x, a, weight):
+        change = kept[here, :, :, None] - noise.pdf(a[here, :, :, None] - step)
+        factors = grad[here, :, :, None] * share[here, :, None, some]
+        result[:, :, some] += change.mul_(factors).sum(0)
+    return result
+
+
+def _steps(x: Tensor, a: Tensor, weight: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Some examples and some inputs at a time, and the steps s [examples, G, out, inputs] of their flips."""
+    doubled, per_input = 2 * weight, a[:1].numel()
     inputs = max(1, min(x.shape[2], CHUNK // max(1, per_input)))
     rows = max(1, CHUNK // max(1, inputs * per_input))
-    u = torch.empty_like(x)
     for n in range(0, x.shape[0], rows):
         here = slice(n, n + rows)
         for i in range(0, x.shape[2], inputs):
             some = slice(i, i + inputs)
-            step = doubled[:, :, some] * x[here, :, None, some]
-            moved = noise.cdf(torch.addcmul(a[here, :, :, None], step, mirror[here, :, :, None], value=-1))
-            # The difference of every term, not of the sums: those are large where the terms are small.
-            change = torch.sub(kept[here, :, :, None], moved, out=moved)
-            torch.mul((grad[here, :, None] @ change)[:, :, 0], x[here, :, some], out=u[here, :, some])
-    return u
+            yield here, some, doubled[:, :, some] * x[here, :, None, some]

@@ -1,0 +1,217 @@
+r"""What the gradient of a weight takes for its binary input.
+
+The gradient of a weight from unit i to unit j is :math:`h_j(a_j)\, x_i` with :math:`h_j(a) = 2F'(a)\, u_j`, where the signal
+:math:`u_j` comes from later layers and does not depend on :math:`x_i`. The sampled :math:`x_i` can be averaged over its two
+states given all others: with the prior probability :math:`p_i` of the sampled state and
+
+.. math:: \log r_i = \sum_j [\log p(y_j | a_j - 2A_{ji}x_i) - \log p(y_j | a_j)]
+
+its posterior given the layer's states y is :math:`q_i = p_i / (p_i + (1 - p_i)\, r_i)`. Then
+
+- "rao-blackwell" is :math:`x_i [q_i h_j(a_j) - (1 - q_i)\, h_j(a_j - 2A_{ji}x_i)]`: the conditional expectation, so the same
+  mean as with sampled inputs and never a larger variance;
+- "posterior" leaves out the change of h: :math:`h_j(a_j)\, x_i (2q_i - 1)`, one ordinary weight gradient;
+- "mean" takes the prior's mean: :math:`h_j(a_j)\, m_i`, which costs nothing, has the least variance and more bias;
+- "sampled" takes :math:`x_i`, as the paper does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, final, get_args
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from flipgrad import flips
+from flipgrad.affine import Affine, LinearMap
+from flipgrad.errors import InputError
+from flipgrad.layers import LayerCall
+from flipgrad.noise import Noise
+from flipgrad.priors import Prior
+
+InputRule = Literal["sampled", "mean", "posterior", "rao-blackwell"]
+
+# Differentiable states from the pre-activations, which carry the parameters' gradients, and the sampled states.
+Attach = Callable[[Tensor, Tensor], Tensor]
+
+
+def check_inputs(estimator: str, inputs: str) -> None:
+    """Refuse what is no rule, on behalf of an ``estimator``."""
+    if inputs not in get_args(InputRule):
+        raise InputError(f"{estimator}(inputs={inputs!r}): choose {', '.join(map(repr, get_args(InputRule)))}")
+
+
+def allowed_error(estimator: str, tolerance: float, exact: bool) -> float:
+    """The tolerance of sums over flips, 0 if they are to be exact."""
+    if not 0 < tolerance < 1:
+        message = "give a relative error between 0 and 1, e.g. 1e-3, or exact=True"
+        raise InputError(f"{estimator}(tolerance={tolerance}): {message}")
+    return 0.0 if exact else tolerance
+
+
+def states(call: LayerCall, inputs: InputRule, tolerance: float, attach: Attach, *, flips: bool) -> Tensor:
+    """A layer's sampled states, with gradients in its parameters by a rule.
+
+    Args:
+        call: the layer's evaluation, on a binary input.
+        inputs: the rule, another one than "sampled".
+        tolerance: the relative L2 error that is allowed in sums over flips.
+        attach: gives the states their gradient in the pre-activations, and in the input what these lack.
+        flips: whether ``attach`` flips the input; else the pre-activations carry the ordinary derivative in it.
+    """
+    with torch.no_grad():
+        a = call.affine(call.x)
+    sampled = call.sample(a)
+    if not torch.is_grad_enabled():
+        return sampled
+    if call.prior is None:
+        raise InputError(
+            f"inputs={inputs!r} needs the probabilities with which the input of {type(call.layer).__name__} was drawn, but it "
+            "is not known which layer drew it: keep the states in autograd's graph (no detach, no torch.no_grad), or use "
+            "inputs='sampled'"
+        )
+    log_odds, x = call.prior.log_odds(), call.x.detach()
+    if inputs == "mean":
+        return attach(call.affine.at_inputs(call.x, a, _mean, (log_odds,), flips=flips), sampled)
+    posterior = _Posterior(call.prior, call.affine, call.noise, tolerance)
+    weight = call.affine.parameter
+    tensors = (x, log_odds, a, sampled, weight.detach())
+    result = attach(call.affine.at_inputs(call.x, a, posterior.mean, tensors, flips=flips), sampled)
+    if inputs == "posterior":
+        return result
+    corrected: Tensor = _OwnInput.apply(result, weight, *tensors, posterior)  # type: ignore[no-untyped-call]
+    return corrected
+
+
+def _mean(log_odds: Tensor) -> Tensor:
+    return torch.tanh(log_odds / 2)
+
+
+@final
+@dataclass(frozen=True)
+class _Posterior:
+    """The probability of units' sampled states given all others."""
+
+    prior: Prior
+    affine: Affine
+    noise: Noise
+    tolerance: float
+
+    def log_odds(self, x: Tensor, prior: Tensor, a: Tensor, states: Tensor, weight: Tensor) -> Tensor:
+        """log q / (1 - q) of the sampled states, from those ``prior`` of +1."""
+        if self.prior.shared:
+            raise InputError(
+                "the posterior of a unit is known only where its states go to one layer, and here several layers (or the head) "
+                "were given them; use inputs='mean' or 'sampled'"
+            )
+        ratio: Tensor = _LogRatio.apply(x, a, states, weight, self)  # type: ignore[no-untyped-call]
+        return x * prior - ratio
+
+    def mean(self, x: Tensor, *others: Tensor) -> Tensor:
+        """The posterior mean of the states."""
+        return x * torch.tanh(self.log_odds(x, *others) / 2)
+
+
+@final
+class _LogRatio(torch.autograd.Function):
+    """The log ratio, without a gradient; draws are one large batch where they share the weight."""
+
+    @staticmethod
+    def forward(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, posterior: _Posterior) -> Tensor:
+        return posterior.affine.log_ratio(x, a, states, weight, posterior.noise, posterior.tolerance)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        return (None,) * 5
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        *tensors, posterior = inputs
+        x, a, states, weight = leading(info.batch_size, in_dims, tensors)
+        apply: Any = _LogRatio.apply
+        if not bool((weight == weight[:1]).all()):
+            draws = zip(x, a, states, weight, strict=True)
+            return torch.stack([apply(*draw, posterior) for draw in draws]), 0
+        if isinstance(posterior.affine, LinearMap):
+            # It takes any dimensions in front.
+            return apply(x, a, states, weight[0], posterior), 0
+        return apply(x.flatten(0, 1), a.flatten(0, 1), states.flatten(0, 1), weight[0], posterior).view_as(x), 0
+
+
+@final
+class _OwnInput(torch.autograd.Function):
+    """States as they are; backward, to the weight how its gradient changes with its own input besides."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        result: Tensor,
+        weight: Tensor,
+        x: Tensor,
+        log_odds: Tensor,
+        a: Tensor,
+        states: Tensor,
+        kept: Tensor,
+        posterior: _Posterior,
+    ) -> Tensor:
+        return result.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, *tensors, ctx.posterior = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.needs_input_grad[1]:
+            return grad, *[None] * 7
+        x, log_odds, a, states, weight = ctx.saved_tensors
+        share = torch.sigmoid(-ctx.posterior.log_odds(x, log_odds, a, states, weight))
+        change: Tensor = _SlopeProduct.apply(x, share, a, 2 * grad, weight, ctx.posterior)  # type: ignore[no-untyped-call]
+        return grad, change, *[None] * 6
+
+
+@final
+class _SlopeProduct(torch.autograd.Function):
+    """The slope product, without a gradient; draws of a fully connected layer are groups of a convolution of one place."""
+
+    @staticmethod
+    def forward(x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, posterior: _Posterior) -> Tensor:
+        return posterior.affine.slope_product(x, share, a, grad, weight, posterior.noise, posterior.tolerance)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        return (None,) * 6
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        *tensors, posterior = inputs
+        draws = leading(info.batch_size, in_dims, tensors)
+        *units, weight = draws
+        if not isinstance(posterior.affine, LinearMap) or units[0].dim() != 3:
+            apply: Any = _SlopeProduct.apply
+            return torch.stack([apply(*draw, posterior) for draw in zip(*draws, strict=True)]), 0
+        x, share, a, grad = (t.transpose(0, 1).flatten(1)[..., None, None] for t in units)
+        kernels = weight.flatten(0, 1)[..., None, None]
+        groups, tolerance = info.batch_size, posterior.tolerance
+        product = flips.slope_conv2d(x, share, a, grad, kernels, posterior.noise, groups=groups, tolerance=tolerance)
+        return product.view_as(weight), 0
+
+
+def leading(draws: int, in_dims: tuple[int | None, ...], tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors of all draws, these in the first dimension; what the draws share is expanded."""
+    pairs = zip(tensors, in_dims, strict=False)
+    return [t.expand(draws, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in pairs]
