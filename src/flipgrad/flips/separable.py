@@ -228,7 +228,11 @@ def product(
     """The flip product by a plan: that of :func:`conv2d` for states with four dimensions, else that of :func:`linear`."""
     dtype, wide = x.dtype, _wide(x.dtype)
     x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
-    kernels_even, kernels_odd = _kernels(weight, plan, groups)
+    fused = x.dim() == 2 and wide == torch.float32 and native.usable(x) and native.product_pays(len(x), x.shape[1])
+    if fused:
+        x, weight = x.contiguous(), weight.contiguous()
+    else:
+        kernels_even, kernels_odd = _kernels(weight, plan, groups)
 
     def backward(outputs: Tensor, kernels: Tensor, x: Tensor) -> Tensor:
         if x.dim() == 2:
@@ -239,6 +243,8 @@ def product(
 
     def examples(x: Tensor, a: Tensor, grad: Tensor) -> Tensor:
         even, odd = _features(a, grad, plan, noise, groups)
+        if fused:
+            return native.product(x, even.contiguous(), odd.contiguous(), weight, *_coefficients(plan), plan.limit)
         u = backward(even, kernels_even, x)
         # Times x twice, not once: a zero is no unit.
         if not plan.odd:
@@ -259,11 +265,14 @@ def product(
 def _kernels(weight: Tensor, plan: Plan, groups: int) -> tuple[Tensor, Tensor]:
     """The functions of the weights, all ranks as further output channels of one layer; those of O may be none."""
     if groups == 1 and weight.is_contiguous() and weight.dtype == torch.float32 and native.usable(weight):
-        even, odd = ([f.coefficients for f in functions] for functions in (plan.even, plan.odd))
-        return native.weight_functions(weight, even, odd, plan.limit)
+        return native.weight_functions(weight, *_coefficients(plan), plan.limit)
     square = weight * weight
     kernels = _join(_weights(weight, square, plan.even, plan.limit), 0, groups)
     return kernels, _join(_weights(square, square, plan.odd, plan.limit), 0, groups) if plan.odd else weight.new_empty(0)
+
+
+def _coefficients(plan: Plan) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    return [f.coefficients for f in plan.even], [f.coefficients for f in plan.odd]
 
 
 def _features(a: Tensor, grad: Tensor, plan: Plan, noise: Noise, groups: int) -> tuple[Tensor, Tensor]:
