@@ -173,7 +173,7 @@ bool slopes_right(int64_t count, double scale, double t) {
 
 // The functions of pre-activations in the separable form, at two nodes, of which the second has an odd function too.
 bool features_right(int64_t images, int64_t block) {
-  const double cosh_steps[] = {1.02, 3.7};
+  const float cosh_steps[] = {1.02, 3.7};
   const int64_t odd_nodes[] = {1};
   const int64_t count = images * block;
   const Memory<float> a = numbers<float>(count, 20), grad = numbers<float>(count, 1);
@@ -199,7 +199,7 @@ bool features_right(int64_t images, int64_t block) {
 
 // The functions of weights: w (2 + c) and w^2 (3 + c), c = 2 (w / limit)^2 - 1.
 bool weights_right(int64_t count) {
-  const double coefficients[] = {2, 1, 3, 1};
+  const float coefficients[] = {2, 1, 3, 1};
   const Memory<float> weight = numbers<float>(count, 0.5);
   for (int64_t threads : {1, 3}) {
     for (int64_t portable : {0, 1}) {
@@ -209,6 +209,33 @@ bool weights_right(int64_t count) {
       for (int64_t i = 0; i < count; ++i) {
         const double w = weight[i], c = 2 * w * w / 16 - 1;
         if (!close(out[i], w * (2 + c)) || !close(out[count + i], w * w * (3 + c))) return false;
+      }
+    }
+  }
+  return true;
+}
+
+// The fused product with the functions of weights w (2 + c), w (1 - c) and `odds` of w^2 (3 + c), as in weights_right.
+bool products_right(int64_t batch, int64_t out, int64_t in, int64_t odds) {
+  const float coefficients[] = {2, 1, 1, -1, 3, 1};
+  const Memory<float> x = numbers<float>(batch * in, 1), weight = numbers<float>(out * in, 0.5);
+  const Memory<float> even = numbers<float>(2 * batch * out, 1), odd = numbers<float>(odds * batch * out, 1);
+  for (int64_t i = 0; i < batch * in; ++i) x[i] = i % 11 == 3 ? 0.0f : std::copysign(1.0f, x[i]);
+  for (int64_t threads : {1, 3}) {
+    for (int64_t portable : {0, 1}) {
+      const ProductProblem p{batch, in, out, 2, odds, 2, coefficients, 4.0, threads, portable};
+      Memory<float> u = numbers<float>(batch * in, 1e30);
+      if (flipgrad_product_f32(&p, even.get(), odd.get(), weight.get(), x.get(), u.get()) != 0) return false;
+      for (int64_t n = 0; n < batch * in; ++n) {
+        double right = 0, size = 0;
+        for (int64_t j = 0; j < out; ++j) {
+          const double w = weight[j * in + n % in], c = 2 * w * w / 16 - 1;
+          const float* e = even.get() + n / in * 2 * out + j;
+          const double term = x[n] * w * (e[0] * (2 + c) + e[out] * (1 - c)) + (odds ? odd[n / in * out + j] * w * w * (3 + c) : 0);
+          right += x[n] * term;
+          size += std::fabs(term);
+        }
+        if (!(std::fabs(u[n] - right) <= 1e-5 * size)) return false;
       }
     }
   }
@@ -272,6 +299,8 @@ int main() {
   }
   for (int64_t block : {1, 7, 8, 33, 20000}) failures += !features_right(3, block) + !weights_right(block);
   failures += !features_right(0, 5) + !weights_right(0) + !combines_right(0) + !combines_right(20001);
+  const int64_t products[][3] = {{0, 3, 3}, {1, 1, 1}, {3, 0, 4}, {7, 5, 17}, {13, 257, 33}, {270, 30, 131}, {6, 256, 16}};
+  for (const auto& s : products) failures += !products_right(s[0], s[1], s[2], 0) + !products_right(s[0], s[1], s[2], 1);
   for (int64_t count : {0, 1, 257, 100001}) failures += !moments_right(count, 1) + !moments_right(count, 3);
   std::printf("%d failures\n", failures);
   return failures != 0;

@@ -557,3 +557,47 @@ def test_moments(count, most):
 def test_moments_of_what_is_no_number():
     assert math.isnan(native.moments(torch.tensor([1.0, math.nan]), 10)[1])
     assert native.moments(torch.tensor([1.0, math.inf]), 10)[0] == math.inf
+
+
+EVEN = [(0.5, 0.1, -0.2, 0.03), (1.0,), (0.2, -0.7)]
+ODD = [(0.3, -0.2), (0.6, 0.1, 0.05)]
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("ranks", [(1, 0), (1, 1), (2, 1), (3, 2)])
+@pytest.mark.parametrize(
+    "shape", [(0, 3, 3), (1, 1, 1), (5, 7, 3), (6, 256, 16), (13, 257, 33), (259, 30, 130), (300, 520, 291)]
+)
+def test_product_is_its_formula(shape, ranks):
+    batch, outputs, inputs = shape
+    even, odd = EVEN[-ranks[0] :], ODD[: ranks[1]]
+    x = normal(batch, inputs).sign().float()
+    x[normal(batch, inputs, seed=1) > 1] = 0
+    weight = normal(outputs, inputs, seed=2).clamp(-2, 2).float()
+    of_even, of_odd = normal(batch, len(even) * outputs, seed=3).float(), normal(batch, len(odd) * outputs, seed=4).float()
+    w = weight.double()
+    centred = 2 * (w / 2.0) ** 2 - 1
+
+    def part(features: Tensor, functions: list[tuple[float, ...]], power: int) -> Tensor:
+        values = [w**power * sum(c * centred**k for k, c in enumerate(f)) for f in functions]
+        return features.double() @ torch.cat([w[:0], *values])
+
+    expected = x.double() * (x.double() * part(of_even, even, 1) + part(of_odd, odd, 2))
+    u = native.product(x, of_even, of_odd, weight, even, odd, 2.0)
+    assert u.dtype == torch.float32
+    assert not u[x == 0].any()
+    assert float((u - expected).norm()) <= 1e-6 * float(expected.norm())
+    for threads in (2, 4):
+        torch.set_num_threads(threads)
+        assert torch.equal(native.product(x, of_even, of_odd, weight, even, odd, 2.0), u)
+
+
+@compiled
+def test_product_of_one_example_is_that_of_many():
+    x, weight = normal(70, 40).sign().float(), normal(300, 40, seed=1).float()
+    of_even, of_odd = normal(70, 300, seed=2).float(), normal(70, 300, seed=3).float()
+    u = native.product(x, of_even, of_odd, weight, EVEN[:1], ODD[:1], 4.0)
+    for i in (0, 5, 69):
+        one = slice(i, i + 1)
+        assert torch.equal(native.product(x[one], of_even[one], of_odd[one], weight, EVEN[:1], ODD[:1], 4.0), u[one])

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from flipgrad.errors import InputError
-from flipgrad.flips import _basis, naive, separable, vectorized
+from flipgrad.flips import _basis, naive, native, separable, vectorized
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
 
@@ -362,6 +362,38 @@ def test_chunks_give_the_same(chunk, monkeypatch):
             parts = separable.conv2d(x, a, grad, conv.weight, conv.noise, 1e-3, **shape)
         torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-14)
         assert parts.stride() == whole.stride()
+
+
+@pytest.mark.skipif(not native.available(), reason=native.reason() or "compiled")
+@pytest.mark.parametrize("noise", [Logistic(2.0), Normal()], ids=repr)
+@pytest.mark.parametrize("layout", [torch.Tensor.contiguous, strided])
+@pytest.mark.parametrize("chunk", [10**6, 2000])
+def test_fused_product_is_that_of_ordinary_ones(noise, layout, chunk, monkeypatch):
+    tensors = [layout(t) for t in random_layer(noise, uniform, 0.3, 1.0, torch.float32)]
+    tensors[0][:, 3] = 0
+    for tolerance in (0.3, 1e-3):
+        plan = separable.plan(tensors[3], noise, tolerance)
+        assert plan.reachable
+        found = []
+        for pays in (True, False):
+            monkeypatch.setattr(native, "product_pays", lambda *_, pays=pays: pays)
+            monkeypatch.setattr(separable, "CHUNK", chunk)
+            found.append(separable.product(*tensors, noise, plan))
+        assert error(*found) < 1e-5
+        assert not found[0][:, 3].any()
+
+
+def test_fused_product_pays_by_size_and_processor(monkeypatch):
+    class Library:
+        def __init__(self, avx2: int, avx512: int) -> None:
+            self.flipgrad_has_avx2, self.flipgrad_has_avx512 = lambda: avx2, lambda: avx512
+
+    for avx2, avx512, inputs, pays in ((1, 0, 1000, True), (1, 0, 10, False), (0, 0, 1000, False), (1, 1, 1000, False)):
+        monkeypatch.setattr(native, "_library", Library(avx2, avx512))
+        assert native.product_pays(100, inputs) is pays
+        assert not native.product_pays(1000, inputs)
+    monkeypatch.setattr(native, "_library", None)
+    assert not native.product_pays(100, 1000)
 
 
 def test_nothing_is_fitted_twice(monkeypatch):

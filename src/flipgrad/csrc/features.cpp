@@ -1,7 +1,6 @@
 // The functions of pre-activations and of weights in the separable flip product: entry points, and the split over threads.
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <new>
 #include <vector>
 

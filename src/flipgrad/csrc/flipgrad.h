@@ -38,7 +38,7 @@ struct SampleProblem {
 // nodes s, given by cosh(s), are written one after the other for every image, and those of the odd part likewise.
 struct FeatureProblem {
   int64_t images, block, evens, odds;
-  const double* cosh_steps;
+  const float* cosh_steps;
   // Which of the even nodes the odd functions belong to.
   const int64_t* odd_nodes;
   double scale;
@@ -50,7 +50,17 @@ struct FeatureProblem {
 // each, lowest power first; the first `odd_powers` of them times w, the others times w^2.
 struct WeightProblem {
   int64_t count, functions, odd_powers, terms;
-  const double* coefficients;
+  const float* coefficients;
+  double limit;
+  int64_t threads;
+  int64_t portable;
+};
+
+// The separable flip product of a fully connected layer with weights [out, in]: `evens` functions of the weights as in
+// WeightProblem are multiplied by w, then `odds` of them by w^2.
+struct ProductProblem {
+  int64_t batch, in, out, evens, odds, terms;
+  const float* coefficients;
   double limit;
   int64_t threads;
   int64_t portable;
@@ -73,6 +83,10 @@ int flipgrad_combine_f32(int64_t count, int64_t threads, const float* x, const f
 // The largest square, the sum of squares and the sum of fourth powers.
 int flipgrad_moments_f32(const MomentProblem* problem, const float* numbers, double* moments);
 int flipgrad_weights_f32(const WeightProblem* problem, const float* weight, float* out);
+// u [batch, in] = x (x even v + odd q), v and q the functions of the weights, even [batch, evens out] and odd [batch, odds out]
+// those of the pre-activations; all without gaps.
+int flipgrad_product_f32(const ProductProblem* problem, const float* even, const float* odd, const float* weight, const float* x,
+                         float* u);
 
 // States +1 where a uniform number is below F(a / scale), F the sigmoid, else -1.
 int flipgrad_sample_logistic_f32(const SampleProblem* problem, const float* a, float* states);
@@ -90,4 +104,7 @@ void flipgrad_philox(const uint32_t* counter, const uint32_t* key, uint32_t* out
 
 // 1 if the kernels for AVX2 and FMA run here.
 int flipgrad_has_avx2(void);
+
+// 1 if the processor has AVX-512, which these kernels do not use.
+int flipgrad_has_avx512(void);
 }

@@ -17,6 +17,14 @@ inline bool has_avx2() {
 #endif
 }
 
+inline bool has_avx512() {
+#ifdef FLIPGRAD_X86
+  return __builtin_cpu_supports("avx512f");
+#else
+  return false;
+#endif
+}
+
 // While it lives, numbers below the smallest normal one are 0 on this thread: they contribute nothing, but processors take
 // a hundred times as long for them.
 class FlushToZero {

@@ -36,6 +36,10 @@ PORTABLE = os.environ.get("FLIPGRAD_PORTABLE", "") not in ("", "0")
 # ``kBlock`` of csrc/features.cpp.
 BLOCK = 256
 
+# Where the fused product is faster than ordinary ones: it computes 16 inputs at once, and with many examples it matters little
+# that the functions of the weights need not be written to memory.
+LEAST_INPUTS, MOST_EXAMPLES = 32, 384
+
 _OUT_OF_MEMORY, _WEIGHTS_TOO_LARGE = 1, 2
 _SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 
@@ -75,7 +79,7 @@ class _FeatureProblem(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("images", "block", "evens", "odds")),
-        ("cosh_steps", ctypes.POINTER(ctypes.c_double)),
+        ("cosh_steps", ctypes.POINTER(ctypes.c_float)),
         ("odd_nodes", ctypes.POINTER(ctypes.c_int64)),
         ("scale", ctypes.c_double),
         ("threads", ctypes.c_int64),
@@ -88,7 +92,19 @@ class _WeightProblem(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("count", "functions", "odd_powers", "terms")),
-        ("coefficients", ctypes.POINTER(ctypes.c_double)),
+        ("coefficients", ctypes.POINTER(ctypes.c_float)),
+        ("limit", ctypes.c_double),
+        ("threads", ctypes.c_int64),
+        ("portable", ctypes.c_int64),
+    )
+
+
+class _ProductProblem(ctypes.Structure):
+    """``ProductProblem`` of csrc/flipgrad.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "inputs", "outputs", "evens", "odds", "terms")),
+        ("coefficients", ctypes.POINTER(ctypes.c_float)),
         ("limit", ctypes.c_double),
         ("threads", ctypes.c_int64),
         ("portable", ctypes.c_int64),
@@ -111,6 +127,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         library.flipgrad_moments_f32.argtypes = [ctypes.POINTER(_MomentProblem), *[ctypes.c_void_p] * 2]
         library.flipgrad_combine_f32.argtypes = [ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3]
         library.flipgrad_weights_f32.argtypes = [ctypes.POINTER(_WeightProblem), *[ctypes.c_void_p] * 2]
+        library.flipgrad_product_f32.argtypes = [ctypes.POINTER(_ProductProblem), *[ctypes.c_void_p] * 5]
         library.flipgrad_mean_slopes_f32.argtypes = [ctypes.POINTER(_SampleProblem), *[ctypes.c_void_p] * 2]
         for suffix in _SUFFIX.values():
             getattr(library, f"flipgrad_flip_{suffix}").argtypes = [ctypes.POINTER(_FlipProblem), *[ctypes.c_void_p] * 5]
@@ -271,7 +288,7 @@ def logistic_features(
         block=a[0].numel() if batch else 0,
         evens=len(steps),
         odds=len(odd_nodes),
-        cosh_steps=(ctypes.c_double * len(steps))(*map(math.cosh, steps)),
+        cosh_steps=(ctypes.c_float * len(steps))(*map(math.cosh, steps)),
         odd_nodes=(ctypes.c_int64 * len(odd_nodes))(*odd_nodes),
         scale=scale,
         threads=torch.get_num_threads(),
@@ -296,21 +313,80 @@ def weight_functions(
     Returns:
         The functions [len(even) out, ...] and [len(odd) out, ...].
     """
-    terms = max(len(coefficients) for coefficients in (*even, *odd))
-    padded = [c for coefficients in (*even, *odd) for c in (*coefficients, *[0.0] * (terms - len(coefficients)))]
+    terms, coefficients = _padded([*even, *odd])
     out = weight.new_empty(len(even) + len(odd), *weight.shape)
     problem = _WeightProblem(
         count=weight.numel(),
         functions=len(out),
         odd_powers=len(even),
         terms=terms,
-        coefficients=(ctypes.c_double * len(padded))(*padded),
+        coefficients=coefficients,
         limit=limit,
         threads=torch.get_num_threads(),
         portable=PORTABLE,
     )
     _check_memory(_function("weights", torch.float32)(ctypes.byref(problem), weight.data_ptr(), out.data_ptr()))
     return out[: len(even)].flatten(0, 1), out[len(even) :].flatten(0, 1)
+
+
+def product_pays(examples: int, inputs: int) -> bool:
+    """Whether :func:`product` is faster than ordinary products of this size: those use AVX-512 where there is such a thing."""
+    return (
+        inputs >= LEAST_INPUTS
+        and examples <= MOST_EXAMPLES
+        and _library is not None
+        and bool(_library.flipgrad_has_avx2())
+        and not _library.flipgrad_has_avx512()
+    )
+
+
+def product(
+    x: Tensor,
+    features_even: Tensor,
+    features_odd: Tensor,
+    weight: Tensor,
+    even: Sequence[Sequence[float]],
+    odd: Sequence[Sequence[float]],
+    limit: float,
+) -> Tensor:
+    """x (x ``features_even`` v + ``features_odd`` q), with the functions v and q of the weights of :func:`weight_functions`.
+
+    All tensors are contiguous, float32. The result does not depend on the number of threads.
+
+    Args:
+        x: states [B, in].
+        features_even: functions of the pre-activations [B, len(even) out].
+        features_odd: likewise [B, len(odd) out].
+        weight: [out, in].
+        even: as for :func:`weight_functions`, like ``odd`` and ``limit``; at least one.
+
+    Returns:
+        The flip product [B, in].
+    """
+    terms, coefficients = _padded([*even, *odd])
+    u = torch.empty_like(x)
+    problem = _ProductProblem(
+        batch=len(x),
+        inputs=weight.shape[1],
+        outputs=weight.shape[0],
+        evens=len(even),
+        odds=len(odd),
+        terms=terms,
+        coefficients=coefficients,
+        limit=limit,
+        threads=torch.get_num_threads(),
+        portable=PORTABLE,
+    )
+    pointers = (t.data_ptr() for t in (features_even, features_odd, weight, x, u))
+    _check_memory(_function("product", torch.float32)(ctypes.byref(problem), *pointers))
+    return u
+
+
+def _padded(rows: Sequence[Sequence[float]]) -> tuple[int, ctypes.Array[ctypes.c_float]]:
+    """The length of the longest row, and all rows one after the other, filled with zeros to that length."""
+    length = max(map(len, rows))
+    numbers = [number for row in rows for number in (*row, *[0.0] * (length - len(row)))]
+    return length, (ctypes.c_float * len(numbers))(*numbers)
 
 
 def moments(t: Tensor, most: int) -> tuple[float, float, float]:

@@ -230,10 +230,16 @@ def product(
     dtype, wide = x.dtype, _wide(x.dtype)
     x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
     geometry = Geometry(stride, padding, dilation, groups)
-    kernels_even, kernels_odd = kernels(weight, plan, groups)
+    fused = x.dim() == 2 and wide == torch.float32 and native.usable(x) and native.product_pays(len(x), x.shape[1])
+    if fused:
+        x, weight = x.contiguous(), weight.contiguous()
+    else:
+        kernels_even, kernels_odd = kernels(weight, plan, groups)
 
     def examples(x: Tensor, a: Tensor, grad: Tensor) -> Tensor:
         even, odd = _features(a, grad, plan, noise, groups)
+        if fused:
+            return native.product(x, even.contiguous(), odd.contiguous(), weight, *_coefficients(plan), plan.limit)
         u = input_gradient(even, kernels_even, x, geometry)
         # Times x twice, not once: a zero is no unit.
         if not plan.odd:
@@ -259,8 +265,7 @@ def by_examples(function: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor,
 def kernels(weight: Tensor, plan: Plan, groups: int) -> tuple[Tensor, Tensor]:
     """The functions of the weights, all ranks as further output channels of one layer; those of O may be none."""
     if groups == 1 and weight.is_contiguous() and weight.dtype == torch.float32 and native.usable(weight):
-        of_e, of_o = ([f.coefficients for f in functions] for functions in (plan.even, plan.odd))
-        return native.weight_functions(weight, of_e, of_o, plan.limit)
+        return native.weight_functions(weight, *_coefficients(plan), plan.limit)
     square = weight * weight
     even = [polynomial(f, weight, square, plan.limit) for f in plan.even]
     odd = [polynomial(f, square, square, plan.limit) for f in plan.odd]
@@ -277,6 +282,10 @@ def polynomial(function: Function, leading: Tensor, square: Tensor, limit: float
     for c in reversed(lower):
         value.mul_(centred).add_(c)
     return value.mul_(leading)
+
+
+def _coefficients(plan: Plan) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    return [f.coefficients for f in plan.even], [f.coefficients for f in plan.odd]
 
 
 def _features(a: Tensor, grad: Tensor, plan: Plan, noise: Noise, groups: int) -> tuple[Tensor, Tensor]:
