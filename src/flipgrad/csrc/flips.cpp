@@ -18,6 +18,10 @@ namespace {
 // Up to this |w| / scale, 1 - m tanh(w) is rounded by at most 2e-6 of itself in float32.
 constexpr double kModerate = 2.0;
 
+// Up to this |w| / scale, four factors exp(2w) are far from overflow, and their inverse from underflow.
+template <class T>
+constexpr double kTables = sizeof(T) == sizeof(float) ? 10.0 : 80.0;
+
 // Above this |w| / scale, a flip can outweigh a pre-activation whose tail F(-|a|) is below the smallest number.
 template <class T>
 constexpr double kLargest = sizeof(T) == sizeof(float) ? 60.0 : 300.0;
@@ -40,15 +44,17 @@ double terms(const FlipProblem& p) {
 template <class T>
 using Sum = void (*)(const FlipProblem&, const T*, const T*, const T*, const T*, T*, bool);
 
-// A sum over flips, by the best instructions that may be used, of weights up to `limit` / scale.
+// A sum over flips, by the best instructions that may be used. Up to `moderate` |w| / scale there is a kernel of its own, and up
+// to `limit` there is any.
 template <class T>
-int compute(Sum<T> portable, Sum<T> fastest, double limit, FlipProblem p, const T* x, const T* a, const T* grad, const T* weight, T* u) {
+int compute(Sum<T> portable, Sum<T> fastest, double moderate, double limit, FlipProblem p, const T* x, const T* a, const T* grad,
+            const T* weight, T* u) {
   try {
     const double largest = p.largest_weight / p.scale;
     if (largest > limit) return 2;
     if (terms(p) < kTermsWorthThreads) p.threads = 1;
     const Sum<T> best = p.portable || !has_avx2() ? portable : fastest;
-    best(p, x, a, grad, weight, u, largest <= kModerate);
+    best(p, x, a, grad, weight, u, largest <= moderate);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;
@@ -57,12 +63,12 @@ int compute(Sum<T> portable, Sum<T> fastest, double limit, FlipProblem p, const 
 
 template <class T>
 int flip(const FlipProblem& p, const T* x, const T* a, const T* grad, const T* weight, T* u) {
-  return compute<T>(portable::flip<T>, fastest::flip<T>, kLargest<T>, p, x, a, grad, weight, u);
+  return compute<T>(portable::flip<T>, fastest::flip<T>, kModerate, kLargest<T>, p, x, a, grad, weight, u);
 }
 
 template <class T>
 int ratio(const FlipProblem& p, const T* x, const T* a, const T* y, const T* weight, T* log_ratio) {
-  return compute<T>(portable::ratio<T>, fastest::ratio<T>, HUGE_VAL, p, x, a, y, weight, log_ratio);
+  return compute<T>(portable::ratio<T>, fastest::ratio<T>, kTables<T>, HUGE_VAL, p, x, a, y, weight, log_ratio);
 }
 
 }  // namespace
