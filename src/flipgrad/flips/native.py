@@ -1,4 +1,4 @@
-r"""The flip product of logistic noise, and sampling, in compiled code: exact, on the processor, on any number of threads.
+r"""Sums over flips with logistic noise, and sampling, in compiled code: exact, on the processor, on any number of threads.
 
 With :math:`T = \tanh w`, :math:`m = \tanh(a/2)` and :math:`C = g (1 - m^2) / 2` the flip product of the sigmoid is
 
@@ -7,6 +7,11 @@ With :math:`T = \tanh w`, :math:`m = \tanh(a/2)` and :math:`C = g (1 - m^2) / 2`
 where nothing overflows and only the denominator can cancel; ``csrc/flip_kernels.inc`` has the details. Float32 results have a
 relative error (in the norm) below 1e-5, float64 ones below 1e-12, and neither depends on the number of threads, which is
 ``torch.get_num_threads()``. Half precision is computed in float32.
+
+The log ratio of the probabilities of output states y is the logarithm of a product, for weights of any size
+(``csrc/ratio_kernels.inc``):
+
+.. math:: \log r_i = -\log \prod_j \big[F(b_j) + F(-b_j)\, e^{2 x_i y_j w_{ji}}\big], \quad b = y a
 
 The library is compiled when the package is installed. Without a compiler the package works without it: :func:`available` is
 False and :func:`reason` says why.
