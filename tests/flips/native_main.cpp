@@ -68,8 +68,8 @@ FlipProblem problem_of(const Shape& s, double scale, double largest) {
 // log of the sigmoid.
 double log_sigmoid(double a) { return std::min(a, 0.0) - std::log1p(std::exp(-std::fabs(a))); }
 
-// The terms of the flip product and of the log ratio, for a state, an output's pre-activation before and after its flip, and the
-// gradient or the output's state.
+// The terms of the flip product and of the log ratio, for a state, an output's pre-activation before and after its flip, and
+// the gradient or the output's state.
 double flip_term(double x, double before, double after, double grad) { return x * (sigmoid(before) - sigmoid(after)) * grad; }
 
 double ratio_term(double x, double before, double after, double y) {

@@ -67,8 +67,8 @@ struct MomentProblem {
 int flipgrad_flip_f32(const FlipProblem* problem, const float* x, const float* a, const float* grad, const float* weight, float* u);
 int flipgrad_flip_f64(const FlipProblem* problem, const double* x, const double* a, const double* grad, const double* weight, double* u);
 
-// The logarithm of how much more likely the output states y are with one unit of x flipped. In the problem, y is called grad, and
-// the result u; weights may be of any size.
+// The logarithm of how much more likely the output states y are with one unit of x flipped. In the problem, y is called grad,
+// and the result u; weights may be of any size.
 int flipgrad_ratio_f32(const FlipProblem* problem, const float* x, const float* a, const float* y, const float* weight,
                        float* log_ratio);
 int flipgrad_ratio_f64(const FlipProblem* problem, const double* x, const double* a, const double* y, const double* weight,

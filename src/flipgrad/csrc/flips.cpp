@@ -20,7 +20,7 @@ constexpr double kModerate = 2.0;
 
 // Up to this |w| / scale, four factors exp(2w) are far from overflow, and their inverse from underflow.
 template <class T>
-constexpr double kTables = sizeof(T) == sizeof(float) ? 10.0 : 80.0;
+constexpr double kTabulated = sizeof(T) == sizeof(float) ? 10.0 : 80.0;
 
 // Above this |w| / scale, a flip can outweigh a pre-activation whose tail F(-|a|) is below the smallest number.
 template <class T>
@@ -44,11 +44,11 @@ double terms(const FlipProblem& p) {
 template <class T>
 using Sum = void (*)(const FlipProblem&, const T*, const T*, const T*, const T*, T*, bool);
 
-// A sum over flips, by the best instructions that may be used. Up to `moderate` |w| / scale there is a kernel of its own, and up
-// to `limit` there is any.
+// A sum over flips, by the best instructions that may be used. Up to `moderate`, |w| / scale have kernels of their own, and up
+// to `limit` any.
 template <class T>
-int compute(Sum<T> portable, Sum<T> fastest, double moderate, double limit, FlipProblem p, const T* x, const T* a, const T* grad,
-            const T* weight, T* u) {
+int compute(Sum<T> portable, Sum<T> fastest, double moderate, double limit, FlipProblem p, const T* x, const T* a,
+            const T* grad, const T* weight, T* u) {
   try {
     const double largest = p.largest_weight / p.scale;
     if (largest > limit) return 2;
@@ -68,7 +68,7 @@ int flip(const FlipProblem& p, const T* x, const T* a, const T* grad, const T* w
 
 template <class T>
 int ratio(const FlipProblem& p, const T* x, const T* a, const T* y, const T* weight, T* log_ratio) {
-  return compute<T>(portable::ratio<T>, fastest::ratio<T>, kTables<T>, HUGE_VAL, p, x, a, y, weight, log_ratio);
+  return compute<T>(portable::ratio<T>, fastest::ratio<T>, kTabulated<T>, HUGE_VAL, p, x, a, y, weight, log_ratio);
 }
 
 }  // namespace

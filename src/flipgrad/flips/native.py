@@ -208,8 +208,8 @@ def ratio_linear(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: No
         noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
 
     Returns:
-        The logarithms [B, in], with an absolute error of about 1e-7 times the root of the number of terms in float32, or a
-        relative one of 1e-6 where that is more.
+        The logarithms [B, in]. In float32 their error is about 3e-7 times the root of the number of terms, or 1e-6 of the sum
+        of the terms' absolute values where that is more.
     """
     _check(noise, x=x, a=a, states=states, weight=weight)
     log_ratio: Tensor = torch.ops.flipgrad.flip_ratio_linear_native(x, a, states, weight, noise.scale)
