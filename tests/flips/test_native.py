@@ -25,6 +25,8 @@ from flipgrad.noise import Laplace, Logistic, Normal, Uniform
 compiled = pytest.mark.skipif(not native.available(), reason=native.reason() or "compiled")
 
 PRECISION = {torch.float32: 1e-5, torch.float64: 1e-12}
+# Of log ratios: absolute, or relative to the size of what is summed where that is above 1.
+RATIO_PRECISION = {torch.float32: 5e-6, torch.float64: 1e-12}
 SIZES = [1e-4, 1e-2, 0.3, 2.0, 20.0]
 
 
@@ -53,7 +55,7 @@ def on_grid(t: Tensor, step: float) -> Tensor:
 
 @dataclass
 class Case:
-    """A layer whose numbers lie on so coarse a grid that float32 pre-activations are exact."""
+    """A layer whose numbers lie on so coarse a grid that float32 pre-activations are exact; its flip product or log ratio."""
 
     shape: tuple[int, ...]
     weight_shape: tuple[int, ...]
@@ -61,6 +63,7 @@ class Case:
     seed: int
     scale: float = 1.0
     zeros: bool = False
+    ratio: bool = False
     options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,15 +78,19 @@ class Case:
         assert torch.equal(self.a.float().double(), self.a)
         # Exact in float32 too.
         self.grad = normal(*self.a.shape, seed=self.seed + 4).float().double()
+        if self.ratio:
+            # Likely output states, unlikely ones, and some that are none.
+            self.grad = (4 * self.grad + self.a / self.scale).sign() * (self.grad > -2)
+
+    def function(self, module):
+        return getattr(module, ("ratio_" if self.ratio else "") + ("conv2d" if len(self.shape) == 4 else "linear"))
 
     def expected(self) -> Tensor:
-        reference = naive.conv2d if len(self.shape) == 4 else naive.linear
-        return reference(self.x, self.weight, self.bias, self.grad, Logistic(self.scale), **self.options)
+        return self.function(naive)(self.x, self.weight, self.bias, self.grad, Logistic(self.scale), **self.options)
 
     def actual(self, dtype: torch.dtype, layout=lambda t: t) -> Tensor:
         x, a, grad = (layout(t.to(dtype)) for t in (self.x, self.a, self.grad))
-        product = native.conv2d if len(self.shape) == 4 else native.linear
-        return product(x, a, grad, self.weight.to(dtype), Logistic(self.scale), **self.options)
+        return self.function(native)(x, a, grad, self.weight.to(dtype), Logistic(self.scale), **self.options)
 
     def assert_right(self, layout=lambda t: t) -> None:
         expected = self.expected()
@@ -92,6 +99,10 @@ class Case:
             assert actual.dtype == dtype
             assert actual.shape == expected.shape
             assert not actual[self.x == 0].any()
+            if self.ratio:
+                allowed = RATIO_PRECISION[dtype] * max(1.0, *expected.abs().flatten().tolist(), 0.0)
+                torch.testing.assert_close(actual.double(), expected, rtol=0, atol=allowed)
+                continue
             # The last term is the rounding of the reference, which takes differences of probabilities near 1.
             allowed = precision * expected.norm() + 1e-15 * self.grad.abs().sum()
             assert float((actual.double() - expected).norm()) <= float(allowed)
@@ -103,6 +114,7 @@ common = {
     "seed": st.integers(0, 1000),
     "scale": st.sampled_from([1.0, 0.7, 5.0]),
     "zeros": st.booleans(),
+    "ratio": st.booleans(),
 }
 
 
@@ -154,14 +166,14 @@ def on_both_paths(check) -> None:
 
 
 @compiled
-@settings(max_examples=80)
+@settings(max_examples=150)
 @given(linear_cases(), layouts)
 def test_linear_is_naive(layer, layout):
     on_both_paths(lambda: layer.assert_right(layout))
 
 
 @compiled
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(conv_cases(), layouts)
 def test_conv2d_is_naive(layer, layout):
     on_both_paths(lambda: layer.assert_right(layout))
@@ -218,17 +230,71 @@ def test_weights_beyond_the_kernels_are_right(dtype):
     torch.testing.assert_close(native.conv2d(*image, Logistic())[..., 0, 0], expected, rtol=1e-6, atol=1e-30)
 
 
-def large_case() -> Case:
+def logarithms(x: Tensor, a: Tensor, states: Tensor, weight: Tensor) -> Tensor:
+    """The terms [B, out, in] of the fully connected log ratio in float64."""
+    before, after = states * a, states[:, :, None] * (a[:, :, None] - 2 * weight[None] * x[:, None])
+    return functional.logsigmoid(after) - functional.logsigmoid(before)[:, :, None]
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [*SIZES, 10.0, 80.0, 1000.0])
+@pytest.mark.parametrize("reach", [1.0, 100.0, 1e4])
+@pytest.mark.parametrize("units", [(1, 1), (16, 5), (70, 300)])
+def test_log_ratios_of_large_numbers(units, reach, size, dtype):
+    x, weight = normal(9, units[0]).sign().to(dtype), (size * normal(units[1], units[0], seed=1).clamp(-1, 1)).to(dtype)
+    a = (reach * normal(9, units[1], seed=2)).to(dtype)
+    # The last examples' states are mostly unlikely.
+    states = (a + 3 * normal(9, units[1], seed=3)).sign().to(dtype)
+    states[5:] *= -1
+    log_ratio = native.ratio_linear(x, a, states, weight, Logistic())
+    terms = logarithms(*(t.double() for t in (x, a, states, weight)))
+    # The last part is the rounding of the reference, which takes differences of logarithms as large as a.
+    allowed = RATIO_PRECISION[dtype] * terms.abs().sum(1).clamp(min=1) + 1e-15 * reach * units[1]
+    assert bool(((log_ratio - terms.sum(1)).abs() <= allowed).all())
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+def test_log_ratio_is_that_of_probabilities():
+    # By hand: y = 1 has probability F(a), and F(a - 2wx) when x is flipped.
+    x, a, states = torch.tensor([[1.0, -1.0, 0.0]]), torch.tensor([[0.5]]), torch.tensor([[1.0]])
+    weight = torch.tensor([[0.75, 0.75, 0.75]])
+    likely, less, more = (1 / (1 + math.exp(-t)) for t in (0.5, -1.0, 2.0))
+    expected = torch.tensor([[math.log(less / likely), math.log(more / likely), 0.0]])
+    torch.testing.assert_close(native.ratio_linear(x, a, states, weight, Logistic()), expected)
+    expected = torch.tensor([[math.log((1 - less) / (1 - likely)), math.log((1 - more) / (1 - likely)), 0.0]])
+    torch.testing.assert_close(native.ratio_linear(x, a, -states, weight, Logistic()), expected)
+
+
+@compiled
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("units", [3, 40])
+@pytest.mark.parametrize("size", [0.1, 30.0])
+def test_log_ratios_of_what_is_no_number_are_none(size, units):
+    x, a, states, weight = torch.ones(2, units), torch.ones(2, 5), torch.ones(2, 5), torch.full((5, units), size)
+    a[1, 3] = torch.nan
+    log_ratio = native.ratio_linear(x, a, states, weight, Logistic())
+    assert not log_ratio[0].isnan().any()
+    assert log_ratio[1].isnan().all()
+    weight[2, 1] = torch.nan
+    assert native.ratio_linear(x, a, states, weight, Logistic())[:, 1].isnan().all()
+
+
+def large_case(*, ratio: bool = False) -> Case:
     """Large enough that all threads get work."""
-    return Case((20, 40, 9, 7), (34, 20, 3, 2), 0.3, 0, options={"padding": (1, 0), "stride": (2, 1), "groups": 2})
+    options = {"padding": (1, 0), "stride": (2, 1), "groups": 2}
+    return Case((20, 40, 9, 7), (34, 20, 3, 2), 0.3, 0, options=options, ratio=ratio)
 
 
 @compiled
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", [0.3, 20.0])
-def test_threads_give_the_same_bits(dtype, size):
-    layer = large_case()
+@pytest.mark.parametrize("ratio", [False, True])
+def test_threads_give_the_same_bits(ratio, dtype, size):
+    layer = large_case(ratio=ratio)
     layer.weight *= size / 0.3
     alone = layer.actual(dtype)
     assert not alone.isnan().any()
@@ -270,8 +336,9 @@ def test_child_of_a_fork_has_its_own_threads():
 
 
 @compiled
-def test_results_have_the_memory_format_of_the_states():
-    layer = large_case()
+@pytest.mark.parametrize("ratio", [False, True])
+def test_results_have_the_memory_format_of_the_states(ratio):
+    layer = large_case(ratio=ratio)
     whole = layer.actual(torch.float32)
     last = layer.actual(torch.float32, channels_last)
     assert whole.is_contiguous()
@@ -282,12 +349,13 @@ def test_results_have_the_memory_format_of_the_states():
 
 @compiled
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_computed_in_float32(dtype):
-    layer = Case((4, 3, 5, 4), (7, 3, 2, 2), 0.3, 0)
+@pytest.mark.parametrize("ratio", [False, True])
+def test_half_precision_is_computed_in_float32(ratio, dtype):
+    layer = Case((4, 3, 5, 4), (7, 3, 2, 2), 0.3, 0, ratio=ratio)
     tensors = [t.to(dtype) for t in (layer.x, layer.a, layer.grad, layer.weight)]
-    u = native.conv2d(*tensors, Logistic())
+    u = layer.function(native)(*tensors, Logistic())
     assert u.dtype == dtype
-    assert torch.equal(u, native.conv2d(*(t.float() for t in tensors), Logistic()).to(dtype))
+    assert torch.equal(u, layer.function(native)(*(t.float() for t in tensors), Logistic()).to(dtype))
 
 
 @compiled
@@ -303,11 +371,13 @@ def test_gradient_without_memory_of_its_own():
 def test_operators_pass_opcheck():
     layer, image = Case((3, 5), (4, 5), 0.3, 0), Case((2, 3, 5, 4), (3, 3, 3, 2), 0.3, 0)
     operators = torch.ops.flipgrad
-    torch.library.opcheck(operators.flip_linear_native.default, (layer.x, layer.a, layer.grad, layer.weight, 1.0))
+    for operator in (operators.flip_linear_native, operators.flip_ratio_linear_native):
+        torch.library.opcheck(operator.default, (layer.x, layer.a, layer.grad.sign(), layer.weight, 1.0))
     for layout in (torch.Tensor.contiguous, channels_last):
-        tensors = [layout(t) for t in (image.x, image.a, image.grad)]
+        tensors = [layout(t) for t in (image.x, image.a, image.grad.sign())]
         arguments = (*tensors, image.weight, 1.0, (1, 1), (0, 0), (1, 1), 1)
         torch.library.opcheck(operators.flip_conv2d_native.default, arguments)
+        torch.library.opcheck(operators.flip_ratio_conv2d_native.default, arguments)
         torch.library.opcheck(operators.sample_states_native.default, (tensors[1].float(), 1.0, 3, 4))
         torch.library.opcheck(operators.sample_states_from_probability_native.default, (tensors[1].sigmoid(), 3, 4))
         torch.library.opcheck(operators.mean_slopes_native.default, (tensors[1].float(), 1.0, 0.5, 3, 4, 5))
@@ -330,6 +400,10 @@ def test_bad_input_is_refused():
         native.conv2d(
             torch.ones(1, 2, 4, 4), torch.ones(1, 4, 3, 4), torch.ones(1, 4, 4, 4), torch.ones(4, 2, 1, 1), Logistic()
         )
+    with pytest.raises(InputError, match=r"Normal.*Logistic"):
+        native.ratio_conv2d(x, a, grad, weight, Normal())
+    with pytest.raises(InputError, match=r"states has shape \(2, 3\).*\(2, 2\)"):
+        native.ratio_linear(x, a, torch.ones(2, 3), weight, Logistic())
     with pytest.raises(InputError, match="seed=-1"):
         native.sample_states(a, Logistic(), -1)
     with pytest.raises(InputError, match=r"offset=-2"):

@@ -19,6 +19,8 @@ from flipgrad.flips import naive, triton
 from flipgrad.noise import Laplace, Logistic, Normal, Uniform
 
 PRECISION = {torch.float32: 1e-5, torch.float64: 1e-12}
+# Of log ratios: absolute, or relative to the size of what is summed where that is above 1.
+RATIO_PRECISION = {torch.float32: 5e-6, torch.float64: 1e-12}
 SIZES = [1e-4, 1e-2, 0.3, 2.0, 20.0]
 DEVICE = "cpu" if triton._interpreted() else "cuda"
 
@@ -44,7 +46,7 @@ def on_grid(t: Tensor, step: float) -> Tensor:
 
 @dataclass
 class Case:
-    """A layer whose numbers lie on so coarse a grid that float32 pre-activations are exact."""
+    """A layer whose numbers lie on so coarse a grid that float32 pre-activations are exact; its flip product or log ratio."""
 
     shape: tuple[int, ...]
     weight_shape: tuple[int, ...]
@@ -52,6 +54,7 @@ class Case:
     seed: int = 0
     scale: float = 1.0
     zeros: bool = False
+    ratio: bool = False
     options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,15 +69,19 @@ class Case:
         assert torch.equal(self.a.float().double(), self.a)
         # Exact in float32 too.
         self.grad = normal(*self.a.shape, seed=self.seed + 4).float().double()
+        if self.ratio:
+            # Likely output states, unlikely ones, and some that are none.
+            self.grad = (4 * self.grad + self.a / self.scale).sign() * (self.grad > -2)
+
+    def function(self, module):
+        return getattr(module, ("ratio_" if self.ratio else "") + ("conv2d" if len(self.shape) == 4 else "linear"))
 
     def expected(self) -> Tensor:
-        reference = naive.conv2d if len(self.shape) == 4 else naive.linear
-        return reference(self.x, self.weight, self.bias, self.grad, Logistic(self.scale), **self.options)
+        return self.function(naive)(self.x, self.weight, self.bias, self.grad, Logistic(self.scale), **self.options)
 
     def actual(self, dtype: torch.dtype, layout=lambda t: t) -> Tensor:
         tensors = (layout(t.to(DEVICE, dtype)) for t in (self.x, self.a, self.grad, self.weight))
-        product = triton.conv2d if len(self.shape) == 4 else triton.linear
-        return product(*tensors, Logistic(self.scale), **self.options)
+        return self.function(triton)(*tensors, Logistic(self.scale), **self.options)
 
     def assert_right(self, dtype: torch.dtype, layout=lambda t: t) -> None:
         actual, expected = self.actual(dtype, layout), self.expected()
@@ -82,6 +89,10 @@ class Case:
         assert actual.shape == expected.shape
         actual = actual.double().cpu()
         assert not actual[self.x == 0].any()
+        if self.ratio:
+            allowed = RATIO_PRECISION[dtype] * max(1.0, *expected.abs().flatten().tolist(), 0.0)
+            torch.testing.assert_close(actual, expected, rtol=0, atol=allowed)
+            return
         # The last term is the rounding of the reference, which takes differences of probabilities near 1.
         allowed = PRECISION[dtype] * expected.norm() + 1e-15 * self.grad.abs().sum()
         assert float((actual - expected).norm()) <= float(allowed)
@@ -106,6 +117,7 @@ common = {
     "seed": st.integers(0, 1000),
     "scale": st.sampled_from([1.0, 0.7, 5.0]),
     "zeros": st.booleans(),
+    "ratio": st.booleans(),
 }
 
 
@@ -132,27 +144,29 @@ def conv_cases(draw) -> Case:
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(linear_cases(), dtypes, layouts)
 def test_linear_is_naive(layer, dtype, layout):
     layer.assert_right(dtype, layout)
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(conv_cases(), dtypes, layouts)
 def test_conv2d_is_naive(layer, dtype, layout):
     layer.assert_right(dtype, layout)
 
 
 @pytest.mark.parametrize("inputs", [20, 33, 70])
-def test_many_channels_of_a_convolution(inputs):
+@pytest.mark.parametrize("ratio", [False, True])
+def test_many_channels_of_a_convolution(ratio, inputs):
     options = {"padding": (1, 0), "stride": (1, 2), "groups": 2}
-    Case((2, 2 * inputs, 5, 4), (14, inputs, 3, 2), options=options).assert_right(torch.float32)
+    Case((2, 2 * inputs, 5, 4), (14, inputs, 3, 2), options=options, ratio=ratio).assert_right(torch.float32)
 
 
 @pytest.mark.parametrize("tile", [(8, 1, 2), (2, 16, 8), (64, 2, 1)])
-def test_tiles_give_the_same(tile, monkeypatch):
-    layer = Case((2, 3, 4, 3), (5, 3, 2, 2), options={"padding": (1, 1)})
+@pytest.mark.parametrize("ratio", [False, True])
+def test_tiles_give_the_same(ratio, tile, monkeypatch):
+    layer = Case((2, 3, 4, 3), (5, 3, 2, 2), options={"padding": (1, 1)}, ratio=ratio)
     monkeypatch.setattr(triton, "_tile", lambda *_: tile)
     layer.assert_right(torch.float64)
 
@@ -203,8 +217,32 @@ def test_huge_numbers_are_right(dtype):
     torch.testing.assert_close(product(x, a, grad, weight), expected, rtol=1e-6, atol=1e-30)
 
 
-def test_results_have_the_memory_format_of_the_states():
-    layer = Case((2, 3, 5, 4), (4, 3, 2, 2))
+def logarithms(x: Tensor, a: Tensor, states: Tensor, weight: Tensor) -> Tensor:
+    """The terms [B, out, in] of the fully connected log ratio in float64."""
+    before, after = states * a, states[:, :, None] * (a[:, :, None] - 2 * weight[None] * x[:, None])
+    return functional.logsigmoid(after) - functional.logsigmoid(before)[:, :, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [1e-4, 2.0, 20.0, 1000.0])
+@pytest.mark.parametrize("reach", [1.0, 100.0, 1e4])
+@pytest.mark.parametrize("units", [(1, 1), (40, 100)])
+def test_log_ratios_of_large_numbers(units, reach, size, dtype):
+    x, weight = normal(9, units[0]).sign().to(dtype), (size * normal(units[1], units[0], seed=1).clamp(-1, 1)).to(dtype)
+    a = (reach * normal(9, units[1], seed=2)).to(dtype)
+    # The last examples' states are mostly unlikely.
+    states = (a + 3 * normal(9, units[1], seed=3)).sign().to(dtype)
+    states[5:] *= -1
+    log_ratio = triton.ratio_linear(*(t.to(DEVICE) for t in (x, a, states, weight)), Logistic()).cpu()
+    terms = logarithms(*(t.double() for t in (x, a, states, weight)))
+    # The last part is the rounding of the reference, which takes differences of logarithms as large as a.
+    allowed = RATIO_PRECISION[dtype] * terms.abs().sum(1).clamp(min=1) + 1e-15 * reach * units[1]
+    assert bool(((log_ratio - terms.sum(1)).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("ratio", [False, True])
+def test_results_have_the_memory_format_of_the_states(ratio):
+    layer = Case((2, 3, 5, 4), (4, 3, 2, 2), ratio=ratio)
     whole, last = layer.actual(torch.float32), layer.actual(torch.float32, channels_last)
     assert whole.is_contiguous()
     assert last.is_contiguous(memory_format=torch.channels_last)
@@ -213,24 +251,27 @@ def test_results_have_the_memory_format_of_the_states():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_computed_in_float32(dtype):
-    layer = Case((2, 3, 5, 4), (7, 3, 2, 2))
+@pytest.mark.parametrize("ratio", [False, True])
+def test_half_precision_is_computed_in_float32(ratio, dtype):
+    layer = Case((2, 3, 5, 4), (7, 3, 2, 2), ratio=ratio)
     x, a, grad, weight = (t.to(DEVICE, dtype) for t in (layer.x, layer.a, layer.grad, layer.weight))
     # Without memory of its own: it has other strides in another dtype.
     grad = grad[:1, :1].expand_as(a)
-    u = triton.conv2d(x, a, grad, weight, Logistic())
+    u = layer.function(triton)(x, a, grad, weight, Logistic())
     assert u.dtype == dtype
-    assert torch.equal(u, triton.conv2d(x.float(), a.float(), grad.float(), weight.float(), Logistic()).to(dtype))
+    assert torch.equal(u, layer.function(triton)(x.float(), a.float(), grad.float(), weight.float(), Logistic()).to(dtype))
 
 
 def test_operators_pass_opcheck():
     layer, image = Case((3, 5), (4, 5)), Case((2, 3, 5, 4), (3, 3, 3, 2))
     operators = torch.ops.flipgrad
-    tensors = [t.to(DEVICE) for t in (layer.x, layer.a, layer.grad, layer.weight)]
-    torch.library.opcheck(operators.flip_linear_triton.default, (*tensors, 1.0))
+    tensors = [t.to(DEVICE) for t in (layer.x, layer.a, layer.grad.sign(), layer.weight)]
+    for operator in (operators.flip_linear_triton, operators.flip_ratio_linear_triton):
+        torch.library.opcheck(operator.default, (*tensors, 1.0))
     for layout in (torch.Tensor.contiguous, channels_last):
-        tensors = [layout(t.to(DEVICE)) for t in (image.x, image.a, image.grad, image.weight)]
-        torch.library.opcheck(operators.flip_conv2d_triton.default, (*tensors, 1.0, (1, 1), (0, 0), (1, 1), 1))
+        tensors = [layout(t.to(DEVICE)) for t in (image.x, image.a, image.grad.sign(), image.weight)]
+        for operator in (operators.flip_conv2d_triton, operators.flip_ratio_conv2d_triton):
+            torch.library.opcheck(operator.default, (*tensors, 1.0, (1, 1), (0, 0), (1, 1), 1))
 
 
 def test_bad_input_is_refused():
@@ -246,6 +287,10 @@ def test_bad_input_is_refused():
         triton.linear(x, a, grad, weight.double(), Logistic())
     with pytest.raises(InputError, match=r"grad has shape \(2, 3\).*\(2, 2\)"):
         triton.linear(x, a, torch.ones(2, 3, device=DEVICE), weight, Logistic())
+    with pytest.raises(InputError, match=r"states has shape \(2, 3\).*\(2, 2\)"):
+        triton.ratio_linear(x, a, torch.ones(2, 3, device=DEVICE), weight, Logistic())
+    with pytest.raises(InputError, match=r"Normal.*Logistic"):
+        triton.ratio_conv2d(x, a, grad, weight, Normal())
     shapes = (1, 2, 4, 4), (1, 4, 3, 4), (1, 4, 4, 4), (4, 2, 1, 1)
     with pytest.raises(InputError, match=r"a has shape \(1, 4, 3, 4\).*\(1, 4, 4, 4\)"):
         triton.conv2d(*(torch.ones(shape, device=DEVICE) for shape in shapes), Logistic())

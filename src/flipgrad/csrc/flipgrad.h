@@ -77,6 +77,13 @@ struct MomentProblem {
 int flipgrad_flip_f32(const FlipProblem* problem, const float* x, const float* a, const float* grad, const float* weight, float* u);
 int flipgrad_flip_f64(const FlipProblem* problem, const double* x, const double* a, const double* grad, const double* weight, double* u);
 
+// The logarithm of how much more likely the output states y are with one unit of x flipped. In the problem, y is called grad,
+// and the result u; weights may be of any size.
+int flipgrad_ratio_f32(const FlipProblem* problem, const float* x, const float* a, const float* y, const float* weight,
+                       float* log_ratio);
+int flipgrad_ratio_f64(const FlipProblem* problem, const double* x, const double* a, const double* y, const double* weight,
+                       double* log_ratio);
+
 int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* even, float* odd);
 // The two parts together: even becomes x (x even + odd), for `count` units.
 int flipgrad_combine_f32(int64_t count, int64_t threads, const float* x, const float* odd, float* even);

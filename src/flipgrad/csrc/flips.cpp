@@ -1,7 +1,8 @@
-// The flip product of a convolution with logistic noise: entry points, and the choice of kernel.
+// The flip product and the log ratio of a convolution with logistic noise: entry points, and the choice of kernel.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <type_traits>
@@ -16,6 +17,10 @@ namespace {
 
 // Up to this |w| / scale, 1 - m tanh(w) is rounded by at most 2e-6 of itself in float32.
 constexpr double kModerate = 2.0;
+
+// Up to this |w| / scale, four factors exp(2w) are far from overflow, and their inverse from underflow.
+template <class T>
+constexpr double kTabulated = sizeof(T) == sizeof(float) ? 10.0 : 80.0;
 
 // Above this |w| / scale, a flip can outweigh a pre-activation whose tail F(-|a|) is below the smallest number.
 template <class T>
@@ -37,18 +42,33 @@ double terms(const FlipProblem& p) {
 }
 
 template <class T>
-int flip(FlipProblem p, const T* x, const T* a, const T* grad, const T* weight, T* u) {
+using Sum = void (*)(const FlipProblem&, const T*, const T*, const T*, const T*, T*, bool);
+
+// A sum over flips, by the best instructions that may be used. Up to `moderate`, |w| / scale have kernels of their own, and up
+// to `limit` any.
+template <class T>
+int compute(Sum<T> portable, Sum<T> fastest, double moderate, double limit, FlipProblem p, const T* x, const T* a,
+            const T* grad, const T* weight, T* u) {
   try {
     const double largest = p.largest_weight / p.scale;
-    if (largest > kLargest<T>) return 2;
-    const bool moderate = largest <= kModerate;
+    if (largest > limit) return 2;
     if (terms(p) < kTermsWorthThreads) p.threads = 1;
-    const auto best = p.portable || !has_avx2() ? portable::flip<T> : fastest::flip<T>;
-    best(p, x, a, grad, weight, u, moderate);
+    const Sum<T> best = p.portable || !has_avx2() ? portable : fastest;
+    best(p, x, a, grad, weight, u, largest <= moderate);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;
   }
+}
+
+template <class T>
+int flip(const FlipProblem& p, const T* x, const T* a, const T* grad, const T* weight, T* u) {
+  return compute<T>(portable::flip<T>, fastest::flip<T>, kModerate, kLargest<T>, p, x, a, grad, weight, u);
+}
+
+template <class T>
+int ratio(const FlipProblem& p, const T* x, const T* a, const T* y, const T* weight, T* log_ratio) {
+  return compute<T>(portable::ratio<T>, fastest::ratio<T>, kTabulated<T>, HUGE_VAL, p, x, a, y, weight, log_ratio);
 }
 
 }  // namespace
@@ -61,6 +81,16 @@ int flipgrad_flip_f32(const FlipProblem* problem, const float* x, const float* a
 int flipgrad_flip_f64(const FlipProblem* problem, const double* x, const double* a, const double* grad, const double* weight,
                       double* u) {
   return flipgrad::flip(*problem, x, a, grad, weight, u);
+}
+
+int flipgrad_ratio_f32(const FlipProblem* problem, const float* x, const float* a, const float* y, const float* weight,
+                       float* log_ratio) {
+  return flipgrad::ratio(*problem, x, a, y, weight, log_ratio);
+}
+
+int flipgrad_ratio_f64(const FlipProblem* problem, const double* x, const double* a, const double* y, const double* weight,
+                       double* log_ratio) {
+  return flipgrad::ratio(*problem, x, a, y, weight, log_ratio);
 }
 
 int flipgrad_has_avx2(void) { return flipgrad::has_avx2(); }

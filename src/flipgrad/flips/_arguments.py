@@ -22,28 +22,27 @@ def check_dtypes(taker: str, **tensors: Tensor) -> None:
             raise InputError(f"{name} has dtype {t.dtype}, but {first} has {like.dtype}: give them one dtype")
 
 
-def check_linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> None:
+def check_linear(x: Tensor, weight: Tensor, **of_outputs: Tensor) -> None:
     """Refuse shapes that do not belong together: a kernel would read other memory than the tensors'."""
-    _check_shapes((x.shape[0], weight.shape[0]), a=a, grad=grad)
+    _check_shapes((x.shape[0], weight.shape[0]), **of_outputs)
     _check_shapes((x.shape[0], weight.shape[1]), x=x)
 
 
 def check_conv2d(
     x: Tensor,
-    a: Tensor,
-    grad: Tensor,
     weight: Tensor,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    **of_outputs: Tensor,
 ) -> None:
     """The same for a convolution."""
     places = (
         (size + 2 * p - d * (k - 1) - 1) // s + 1
         for size, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     )
-    _check_shapes((x.shape[0], weight.shape[0], *places), a=a, grad=grad)
+    _check_shapes((x.shape[0], weight.shape[0], *places), **of_outputs)
     _check_shapes((x.shape[0], groups * weight.shape[1], *x.shape[2:]), x=x)
 
 

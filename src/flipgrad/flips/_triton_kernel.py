@@ -8,6 +8,12 @@ With d = 2w, A = \|a\|, s the sign of a, and w and a divided by the noise's scal
 where nothing cancels: where x and s make the second term of the denominator negative, R is above 1, and above twice its size.
 The two factors of R are kept as a mantissa and an exponent of two, so that neither overflows, and their product does so only
 where the term is 0.
+
+With b = ya and s = 2xyw the log ratio is
+
+.. math:: \log r_i = \sum_j \min(\max(b_j, 0) - s_{ji}, \max(-b_j, 0)) - \log\big(F(|b_j|) (1 + e^{-|b_j - s_{ji}|})\big),
+
+where the argument of the logarithm is between 1/2 and 2.
 """
 
 from __future__ import annotations
@@ -31,10 +37,31 @@ def outputs_of(a, grad, scale):
 
 
 @triton.jit
-def terms(coefficient, mantissa, exponent, t, mantissa_w, exponent_w, opposite):
-    """The terms of the sum; ``opposite`` says where x and a have different signs."""
-    ratio = mantissa * mantissa_w * tl.exp2(exponent + exponent_w)
-    return coefficient * (t / (ratio + tl.where(opposite, -t, t)))
+def flip_terms(a, grad, scale, table, table_size, weights, down):
+    """The terms of the flip product, [places, outputs, inputs]; ``down`` says where x is -1, ``weights`` which there are."""
+    coefficient, mantissa, exponent, negative = outputs_of(a, grad, scale)
+    t = tl.load(table, weights, 0.0)
+    same_mantissa = tl.load(table + table_size, weights, 1.0)
+    same_exponent = tl.load(table + 2 * table_size, weights, 0.0)
+    other_mantissa = tl.load(table + 3 * table_size, weights, 1.0)
+    other_exponent = tl.load(table + 4 * table_size, weights, 0.0)
+    # Where x and a have different signs.
+    opposite = negative[:, :, None] != down[:, None, :]
+    mantissa_w = tl.where(opposite, other_mantissa[None, :, :], same_mantissa[None, :, :])
+    exponent_w = tl.where(opposite, other_exponent[None, :, :], same_exponent[None, :, :])
+    ratio = mantissa[:, :, None] * mantissa_w * tl.exp2(exponent[:, :, None] + exponent_w)
+    return coefficient[:, :, None] * (t[None, :, :] / (ratio + tl.where(opposite, -t[None, :, :], t[None, :, :])))
+
+
+@triton.jit
+def ratio_terms(a, y, scale, table, weights, down):
+    """The terms of the log ratio; an output y = 0, which is no unit, has terms 0."""
+    b = y * a / scale
+    step = y[:, :, None] * tl.load(table, weights, 0.0)[None, :, :]
+    s = tl.where(down[:, None, :], -step, step)
+    least = tl.minimum(tl.maximum(b, 0.0)[:, :, None] - s, tl.maximum(-b, 0.0)[:, :, None])
+    kept = 1.0 / (1.0 + tl.exp(-tl.abs(b)))
+    return least - tl.log(kept[:, :, None] * (1.0 + tl.exp(-tl.abs(b[:, :, None] - s))))
 
 
 @triton.jit
@@ -81,10 +108,12 @@ def flip_kernel(
     PLACES: tl.constexpr,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    RATIO: tl.constexpr,
 ):
     """A tile [PLACES, INPUTS] of u: sums over the kernel's positions and over the outputs, OUTPUTS at a time.
 
-    ``inputs`` and ``outputs`` are the channels of one group; ``tables`` is [5, GROUPS, KERNEL_H, KERNEL_W, outputs, inputs].
+    The sums are those of the log ratio, with the output states as ``grad``, or else of the flip product. ``inputs`` and
+    ``outputs`` are the channels of one group; ``tables`` is [1 or 5, GROUPS, KERNEL_H, KERNEL_W, outputs, inputs].
     All places of a program have the same phase, their coordinates modulo the stride, because then they have the same positions
     of the kernel: none of the work is for positions that the stride skips.
     """
@@ -124,29 +153,15 @@ def flip_kernel(
                 out_channel = (group * outputs + output)[None, :]
                 at = example * a_n + out_row * a_h + out_column * a_w
                 grad_at = example * grad_n + out_row * grad_h + out_column * grad_w
-                coefficient, mantissa, exponent, negative = outputs_of(
-                    tl.load(a + at[:, None] + out_channel * a_c, valid, 0.0),
-                    tl.load(grad + grad_at[:, None] + out_channel * grad_c, valid, 0.0),
-                    tl.load(scales),
-                )
+                a_here = tl.load(a + at[:, None] + out_channel * a_c, valid, 0.0)
+                grad_here = tl.load(grad + grad_at[:, None] + out_channel * grad_c, valid, 0.0)
                 weights = (output < outputs)[:, None] & inside[None, :]
                 line = (group * KERNEL_H * KERNEL_W + position) * outputs + output
                 table = tables + line[:, None] * inputs + channel[None, :]
-                t = tl.load(table, weights, 0.0)
-                same_mantissa = tl.load(table + table_size, weights, 1.0)
-                same_exponent = tl.load(table + 2 * table_size, weights, 0.0)
-                other_mantissa = tl.load(table + 3 * table_size, weights, 1.0)
-                other_exponent = tl.load(table + 4 * table_size, weights, 0.0)
-                opposite = negative[:, :, None] != down[:, None, :]
-                term = terms(
-                    coefficient[:, :, None],
-                    mantissa[:, :, None],
-                    exponent[:, :, None],
-                    t[None, :, :],
-                    tl.where(opposite, other_mantissa[None, :, :], same_mantissa[None, :, :]),
-                    tl.where(opposite, other_exponent[None, :, :], same_exponent[None, :, :]),
-                    opposite,
-                )
+                if RATIO:
+                    term = ratio_terms(a_here, grad_here, tl.load(scales), table, weights, down)
+                else:
+                    term = flip_terms(a_here, grad_here, tl.load(scales), table, table_size, weights, down)
                 total += tl.sum(term, axis=1)
     address = u + (example * u_n + h * u_h + w * u_w)[:, None] + (group * inputs + channel)[None, :] * u_c
     tl.store(address, tl.where(state == 0, 0.0, total), here[:, None] & inside[None, :])

@@ -1,4 +1,4 @@
-r"""The flip product of logistic noise, and sampling, in compiled code: exact, on the processor, on any number of threads.
+r"""Sums over flips with logistic noise, and sampling, in compiled code: exact, on the processor, on any number of threads.
 
 With :math:`T = \tanh w`, :math:`m = \tanh(a/2)` and :math:`C = g (1 - m^2) / 2` the flip product of the sigmoid is
 
@@ -7,6 +7,11 @@ With :math:`T = \tanh w`, :math:`m = \tanh(a/2)` and :math:`C = g (1 - m^2) / 2`
 where nothing overflows and only the denominator can cancel; ``csrc/flip_kernels.inc`` has the details. Float32 results have a
 relative error (in the norm) below 1e-5, float64 ones below 1e-12, and neither depends on the number of threads, which is
 ``torch.get_num_threads()``. Half precision is computed in float32.
+
+The log ratio of the probabilities of output states y is the logarithm of a product, for weights of any size
+(``csrc/ratio_kernels.inc``):
+
+.. math:: \log r_i = -\log \prod_j \big[F(b_j) + F(-b_j)\, e^{2 x_i y_j w_{ji}}\big], \quad b = y a
 
 The library is compiled when the package is installed. Without a compiler the package works without it: :func:`available` is
 False and :func:`reason` says why.
@@ -17,7 +22,8 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -130,7 +136,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         library.flipgrad_product_f32.argtypes = [ctypes.POINTER(_ProductProblem), *[ctypes.c_void_p] * 5]
         library.flipgrad_mean_slopes_f32.argtypes = [ctypes.POINTER(_SampleProblem), *[ctypes.c_void_p] * 2]
         for suffix in _SUFFIX.values():
-            getattr(library, f"flipgrad_flip_{suffix}").argtypes = [ctypes.POINTER(_FlipProblem), *[ctypes.c_void_p] * 5]
+            for of in ("flip", "ratio"):
+                getattr(library, f"flipgrad_{of}_{suffix}").argtypes = [ctypes.POINTER(_FlipProblem), *[ctypes.c_void_p] * 5]
             for of in ("logistic", "probability"):
                 function = getattr(library, f"flipgrad_sample_{of}_{suffix}")
                 function.argtypes = [ctypes.POINTER(_SampleProblem), *[ctypes.c_void_p] * 2]
@@ -202,6 +209,58 @@ def conv2d(
     _check(noise, x=x, a=a, grad=grad, weight=weight)
     u: Tensor = torch.ops.flipgrad.flip_conv2d_native(x, a, grad, weight, noise.scale, stride, padding, dilation, groups)
     return u
+
+
+def ratio_linear(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    r"""How much more likely the outputs of a fully connected layer with logistic noise are with one input flipped.
+
+    .. math:: \log r_i = \sum_j \big[\log p(y_j \mid a_j - 2 w_{ji} x_i) - \log p(y_j \mid a_j)\big], \quad
+        p(y \mid a) = F(y a)
+
+    Args:
+        x: states [B, in], each -1 or +1; a zero is no unit and gets 0.
+        a: pre-activations [B, out] of ``x``.
+        states: the layer's output states y [B, out], each -1 or +1; a zero is no unit and adds nothing.
+        weight: [out, in], of any size.
+        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
+
+    Returns:
+        The logarithms [B, in]. In float32 their error is about 3e-7 times the root of the number of terms, or 1e-6 of the sum
+        of the terms' absolute values where that is more.
+    """
+    _check(noise, x=x, a=a, states=states, weight=weight)
+    log_ratio: Tensor = torch.ops.flipgrad.flip_ratio_linear_native(x, a, states, weight, noise.scale)
+    return log_ratio
+
+
+def ratio_conv2d(
+    x: Tensor,
+    a: Tensor,
+    states: Tensor,
+    weight: Tensor,
+    noise: Noise,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """:func:`ratio_linear` for a convolution with zero padding.
+
+    Args:
+        x: states [B, C, H, W], each -1 or +1; a zero is no unit and gets 0.
+        a: pre-activations [B, out, H', W'] of ``x``.
+        states: the layer's output states [B, out, H', W'], each -1 or +1; a zero is no unit and adds nothing.
+        weight: [out, C / groups, kh, kw], of any size.
+        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
+        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
+
+    Returns:
+        The logarithms [B, C, H, W], in the memory format of ``x``.
+    """
+    _check(noise, x=x, a=a, states=states, weight=weight)
+    geometry = (stride, padding, dilation, groups)
+    log_ratio: Tensor = torch.ops.flipgrad.flip_ratio_conv2d_native(x, a, states, weight, noise.scale, *geometry)
+    return log_ratio
 
 
 def sample_states(a: Tensor, noise: Noise, seed: int, offset: int = 0) -> Tensor:
@@ -436,7 +495,38 @@ def _computed_in(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in _SUFFIX else torch.float32
 
 
-def _flip_conv2d(
+def _conv2d_operator(function: str, given: str) -> Callable[..., Tensor]:
+    """The implementation of an operator: a sum over flips, and the name of what it is given for every output."""
+
+    def operator(
+        x: Tensor,
+        a: Tensor,
+        outputs: Tensor,
+        weight: Tensor,
+        scale: float,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> Tensor:
+        check_conv2d(x, weight, stride, padding, dilation, groups, a=a, **{given: outputs})
+        return _sum(function, x, a, outputs, weight, scale, stride, padding, dilation, groups)
+
+    return operator
+
+
+def _linear_operator(function: str, given: str) -> Callable[..., Tensor]:
+    """The same for a fully connected layer."""
+
+    def operator(x: Tensor, a: Tensor, outputs: Tensor, weight: Tensor, scale: float) -> Tensor:
+        check_linear(x, weight, a=a, **{given: outputs})
+        return linear_as_convolution(partial(_sum, function), x, a, outputs, weight, scale)
+
+    return operator
+
+
+def _sum(
+    function: str,
     x: Tensor,
     a: Tensor,
     grad: Tensor,
@@ -447,27 +537,7 @@ def _flip_conv2d(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    check_conv2d(x, a, grad, weight, stride, padding, dilation, groups)
-    return _product(x, a, grad, weight, scale, stride, padding, dilation, groups)
-
-
-def _flip_linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scale: float) -> Tensor:
-    check_linear(x, a, grad, weight)
-    return linear_as_convolution(_product, x, a, grad, weight, scale)
-
-
-def _product(
-    x: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    scale: float,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """The flip product of a convolution whose shapes are right."""
+    """A sum over flips in a convolution whose shapes are right; ``grad`` is what it is given for every output."""
     dtype = _computed_in(x.dtype)
     u = torch.empty(x.shape, dtype=dtype, memory_format=memory_format(x))
     if u.numel() == 0:
@@ -493,7 +563,7 @@ def _product(
         },
         **{f"{name}_strides": (ctypes.c_int64 * 4)(*t.stride()) for name, t in zip(names, [*tensors, u], strict=True)},
     )
-    status = _function("flip", dtype)(ctypes.byref(problem), *(t.data_ptr() for t in [*tensors, u]))
+    status = _function(function, dtype)(ctypes.byref(problem), *(t.data_ptr() for t in [*tensors, u]))
     if status == _WEIGHTS_TOO_LARGE:
         strides, pads, dilations = ((pair[0], pair[1]) for pair in (stride, padding, dilation))
         return vectorized.conv2d(x, a, grad, weight, Logistic(scale), strides, pads, dilations, groups)
@@ -559,14 +629,13 @@ def _fake_contiguous(t: Tensor, *_: object) -> Tensor:
 
 
 _FLIP = "Tensor x, Tensor a, Tensor grad, Tensor weight, float scale"
+_RATIO = "Tensor x, Tensor a, Tensor states, Tensor weight, float scale"
+_GEOMETRY = "int[2] stride, int[2] padding, int[2] dilation, int groups"
 _OPERATORS = (
-    ("flip_linear_native", f"({_FLIP}) -> Tensor", _flip_linear, _fake_contiguous),
-    (
-        "flip_conv2d_native",
-        f"({_FLIP}, int[2] stride, int[2] padding, int[2] dilation, int groups) -> Tensor",
-        _flip_conv2d,
-        _fake_conv2d,
-    ),
+    ("flip_linear_native", f"({_FLIP}) -> Tensor", _linear_operator("flip", "grad"), _fake_contiguous),
+    ("flip_conv2d_native", f"({_FLIP}, {_GEOMETRY}) -> Tensor", _conv2d_operator("flip", "grad"), _fake_conv2d),
+    ("flip_ratio_linear_native", f"({_RATIO}) -> Tensor", _linear_operator("ratio", "states"), _fake_contiguous),
+    ("flip_ratio_conv2d_native", f"({_RATIO}, {_GEOMETRY}) -> Tensor", _conv2d_operator("ratio", "states"), _fake_conv2d),
     ("sample_states_native", "(Tensor a, float scale, int seed, int offset) -> Tensor", _sample_logistic, _fake_alike),
     (
         "sample_states_from_probability_native",

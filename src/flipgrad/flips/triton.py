@@ -1,9 +1,10 @@
-r"""The flip product of logistic noise on a GPU, as one Triton kernel: exact, without forming the terms in memory.
+r"""The flip product and the log ratio of logistic noise on a GPU, as one Triton kernel: exact, terms never in memory.
 
 It is an implicit matrix product: a program computes a tile of places and input channels and loops over the kernel's positions
 and tiles of output channels; ``_triton_kernel.py`` has the arithmetic. Functions of the weights are computed beforehand, those
 of the pre-activations in the kernel. Float32 results have a relative error (in the norm) below 1e-5, float64 ones below 1e-12;
-half precision is computed in float32. The tensors may have any strides.
+half precision is computed in float32. Log ratios have errors below 5e-6 and 1e-12, relative to the sum of their terms'
+absolute values where that is above 1. The tensors may have any strides.
 
 The kernel has been tested in Triton's interpreter and has not been timed on a GPU.
 
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 
 import torch
@@ -91,6 +93,57 @@ def conv2d(
     return u
 
 
+def ratio_linear(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    r"""How much more likely the outputs of a fully connected layer with logistic noise are with one input flipped.
+
+    .. math:: \log r_i = \sum_j \big[\log p(y_j \mid a_j - 2 w_{ji} x_i) - \log p(y_j \mid a_j)\big], \quad
+        p(y \mid a) = F(y a)
+
+    Args:
+        x: states [B, in], each -1 or +1; a zero is no unit and gets 0.
+        a: pre-activations [B, out] of ``x``.
+        states: the layer's output states y [B, out], each -1 or +1; a zero is no unit and adds nothing.
+        weight: [out, in], of any size.
+        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
+
+    Returns:
+        The logarithms [B, in].
+    """
+    _check(noise, x=x, a=a, states=states, weight=weight)
+    log_ratio: Tensor = torch.ops.flipgrad.flip_ratio_linear_triton(x, a, states, weight, noise.scale)
+    return log_ratio
+
+
+def ratio_conv2d(
+    x: Tensor,
+    a: Tensor,
+    states: Tensor,
+    weight: Tensor,
+    noise: Noise,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """:func:`ratio_linear` for a convolution with zero padding.
+
+    Args:
+        x: states [B, C, H, W], each -1 or +1; a zero is no unit and gets 0.
+        a: pre-activations [B, out, H', W'] of ``x``.
+        states: the layer's output states [B, out, H', W'], each -1 or +1; a zero is no unit and adds nothing.
+        weight: [out, C / groups, kh, kw], of any size.
+        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
+        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
+
+    Returns:
+        The logarithms [B, C, H, W], in the memory format of ``x``.
+    """
+    _check(noise, x=x, a=a, states=states, weight=weight)
+    geometry = (stride, padding, dilation, groups)
+    log_ratio: Tensor = torch.ops.flipgrad.flip_ratio_conv2d_triton(x, a, states, weight, noise.scale, *geometry)
+    return log_ratio
+
+
 def _interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, by the rule of Triton itself."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
@@ -111,12 +164,42 @@ def _check(noise: Noise, **tensors: Tensor) -> None:
     check_dtypes("the Triton kernel takes", **tensors)
 
 
-def _flip_linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scale: float) -> Tensor:
-    check_linear(x, a, grad, weight)
-    return linear_as_convolution(_product, x, a, grad, weight, scale)
+def _conv2d_operator(*, ratio: bool) -> Callable[..., Tensor]:
+    """The implementation of an operator: the log ratio, or the flip product."""
+
+    def operator(
+        x: Tensor,
+        a: Tensor,
+        outputs: Tensor,
+        weight: Tensor,
+        scale: float,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> Tensor:
+        check_conv2d(x, weight, stride, padding, dilation, groups, a=a, **{_given(ratio): outputs})
+        return _sum(ratio, x, a, outputs, weight, scale, stride, padding, dilation, groups)
+
+    return operator
 
 
-def _flip_conv2d(
+def _linear_operator(*, ratio: bool) -> Callable[..., Tensor]:
+    """The same for a fully connected layer."""
+
+    def operator(x: Tensor, a: Tensor, outputs: Tensor, weight: Tensor, scale: float) -> Tensor:
+        check_linear(x, weight, a=a, **{_given(ratio): outputs})
+        return linear_as_convolution(partial(_sum, ratio), x, a, outputs, weight, scale)
+
+    return operator
+
+
+def _given(ratio: bool) -> str:
+    return "states" if ratio else "grad"
+
+
+def _sum(
+    ratio: bool,
     x: Tensor,
     a: Tensor,
     grad: Tensor,
@@ -127,22 +210,7 @@ def _flip_conv2d(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    check_conv2d(x, a, grad, weight, stride, padding, dilation, groups)
-    return _product(x, a, grad, weight, scale, stride, padding, dilation, groups)
-
-
-def _product(
-    x: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    scale: float,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """The flip product of a convolution whose shapes are right."""
+    """The log ratio, with the output states as ``grad``, or the flip product, of a convolution whose shapes are right."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     u = torch.empty(x.shape, dtype=dtype, device=x.device, memory_format=memory_format(x))
     if u.numel() == 0:
@@ -151,7 +219,8 @@ def _product(
     from flipgrad.flips._triton_kernel import flip_kernel
 
     tensors = [*(t.detach().to(dtype) for t in (x, a, grad)), u]
-    tables = _tables(weight.detach(), scale, groups, dtype)
+    functions = [2 * weight.detach().double() / scale] if ratio else _flip_functions(weight.detach().double() / scale)
+    tables = torch.stack(functions).to(dtype).unflatten(1, (groups, -1)).permute(0, 1, 4, 5, 2, 3).contiguous()
     # A number would go to the kernel in float32.
     scales = torch.full((1,), scale, dtype=dtype, device=x.device)
     inputs, outputs = weight.shape[1], weight.shape[0] // groups
@@ -166,24 +235,19 @@ def _product(
             *(step for t in tensors for step in t.stride()),
             tables[0].numel(),
             *(groups, *weight.shape[2:], *stride, *padding, *dilation),
-            *tile,
+            *(*tile, ratio),
         )
     return u.to(x.dtype)
 
 
-def _tables(weight: Tensor, scale: float, groups: int, dtype: torch.dtype) -> Tensor:
-    """Functions of the weights, [5, groups, kh, kw, outputs, inputs].
-
-    T = tanh w, and the mantissas and exponents of 1 / (1 + exp(d)) and of 1 / (1 + exp(-d)), with d = 2w.
-    """
-    w = weight.double() / scale
-    tables = [w.tanh()]
+def _flip_functions(w: Tensor) -> list[Tensor]:
+    """Of weights w: T = tanh w, and the mantissas and exponents of 1 / (1 + exp(d)) and of 1 / (1 + exp(-d)), with d = 2w."""
+    functions = [w.tanh()]
     for sign in (1, -1):
         logarithm = torch.nn.functional.logsigmoid(-2 * sign * w) / math.log(2)
         exponent = logarithm.floor()
-        tables += [(logarithm - exponent).exp2(), exponent]
-    together: Tensor = torch.stack(tables).to(dtype).unflatten(1, (groups, -1))
-    return together.permute(0, 1, 4, 5, 2, 3).contiguous()
+        functions += [(logarithm - exponent).exp2(), exponent]
+    return functions
 
 
 def _tile(places: int, inputs: int) -> tuple[int, int, int]:
@@ -205,13 +269,14 @@ def _fake_conv2d(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=memory_format(x))
 
 
-_FLIP = "Tensor x, Tensor a, Tensor grad, Tensor weight, float scale"
 _GEOMETRY = "int[2] stride, int[2] padding, int[2] dilation, int groups"
-for _name, _schema, _implementation, _fake in (
-    ("flip_linear_triton", f"({_FLIP}) -> Tensor", _flip_linear, _fake_linear),
-    ("flip_conv2d_triton", f"({_FLIP}, {_GEOMETRY}) -> Tensor", _flip_conv2d, _fake_conv2d),
-):
-    torch.library.define(f"flipgrad::{_name}", _schema, tags=torch.Tag.pt2_compliant_tag)
-    # On the CPU only the interpreter takes them.
-    torch.library.impl(f"flipgrad::{_name}", ("cpu", "cuda"), _implementation)
-    torch.library.register_fake(f"flipgrad::{_name}", _fake)
+for _name, _ratio in (("flip", False), ("flip_ratio", True)):
+    _arguments = f"Tensor x, Tensor a, Tensor {_given(_ratio)}, Tensor weight, float scale"
+    for _operator, _schema, _implementation, _fake in (
+        (f"flipgrad::{_name}_linear_triton", _arguments, _linear_operator(ratio=_ratio), _fake_linear),
+        (f"flipgrad::{_name}_conv2d_triton", f"{_arguments}, {_GEOMETRY}", _conv2d_operator(ratio=_ratio), _fake_conv2d),
+    ):
+        torch.library.define(_operator, f"({_schema}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+        # On the CPU only the interpreter takes them.
+        torch.library.impl(_operator, ("cpu", "cuda"), _implementation)
+        torch.library.register_fake(_operator, _fake)
