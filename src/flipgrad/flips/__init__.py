@@ -68,8 +68,8 @@ _FLIP = _Sum(
 )
 _RATIO = _Sum(
     {
-        "native": (vectorized.ratio_linear, vectorized.ratio_conv2d),
-        "triton": (vectorized.ratio_linear, vectorized.ratio_conv2d),
+        "native": (native.ratio_linear, native.ratio_conv2d),
+        "triton": (triton.ratio_linear, triton.ratio_conv2d),
         "vectorized": (vectorized.ratio_linear, vectorized.ratio_conv2d),
     },
     interpolated.ratio,
