@@ -11,7 +11,9 @@ from flipgrad.estimators import ESTIMATORS
 from flipgrad.estimators._base import Estimator
 from flipgrad.estimators.baselines import Baseline, ConstantBaseline, RunningBaseline
 from flipgrad.estimators.muprop import MuProp
+from flipgrad.estimators.psa import PSA
 from flipgrad.estimators.reinforce import REINFORCE
+from flipgrad.estimators.st import ST
 
 # Estimators that take a baseline.
 WITH_BASELINE: dict[str, Callable[[Baseline], Estimator]] = {"reinforce": REINFORCE, "muprop": MuProp}
@@ -26,7 +28,20 @@ WITH_NUMBER: dict[str, Callable[[str], float]] = {
     "zgr": float,
 }
 
-SYNTAX = f"one of {', '.join(ESTIMATORS)}; with a number where it takes one (concrete:0.1, arms:8, gumbel-rao:100)"
+# Estimators whose weights' inputs and heads are averaged in different ways: the options of each way.
+VARIANTS: dict[str, dict[str, str]] = {
+    "sampled": {"inputs": "sampled", "head": "sampled"},
+    "enhanced": {"inputs": "sampled", "head": "enhanced"},
+    "mean": {"inputs": "mean", "head": "rao-blackwell"},
+    "posterior": {"inputs": "posterior", "head": "rao-blackwell"},
+    "rao-blackwell": {"inputs": "rao-blackwell", "head": "rao-blackwell"},
+}
+WITH_VARIANT: dict[str, type[PSA] | type[ST]] = {"psa": PSA, "st": ST}
+
+SYNTAX = (
+    f"one of {', '.join(ESTIMATORS)}; with a number where it takes one (concrete:0.1, arms:8, gumbel-rao:100), or for psa and "
+    f"st how they average: psa:sampled (the paper's), {', '.join(f'psa:{name}' for name in VARIANTS if name != 'sampled')}"
+)
 BASELINES = {
     "mean": "with '+mean' for the true expected loss as the baseline (reinforce+mean, muprop+mean)",
     "running": "with '+running' for the running average of each example's losses as the baseline (reinforce+running)",
@@ -41,8 +56,8 @@ def by_name(specifications: Sequence[str], mean: Callable[[], Tensor]) -> dict[s
         mean: gives the expected loss [B] of every data point, for baselines; called only if one is wanted.
 
     >>> import torch
-    >>> list(by_name(["psa", "concrete:0.1", "concrete"], lambda: torch.zeros(1)))
-    ['PSA', 'Concrete 0.1', 'Concrete 1']
+    >>> list(by_name(["psa:sampled", "psa:mean", "concrete:0.1", "concrete"], lambda: torch.zeros(1)))
+    ['PSA', 'PSA mean', 'Concrete 0.1', 'Concrete 1']
     """
     named: dict[str, Estimator] = {}
     for specification in specifications:
@@ -76,6 +91,11 @@ def _one(specification: str, baselines: dict[str, Callable[[], Baseline]]) -> tu
             raise unknown
         return f"{ESTIMATORS[name].__name__} + {baseline}", WITH_BASELINE[name](baselines[baseline]())
     name, colon, text = wanted.partition(":")
+    if name in WITH_VARIANT:
+        options = VARIANTS.get(text) if colon else {}
+        if options is None:
+            raise unknown
+        return _varied(WITH_VARIANT[name](**options))  # type: ignore[arg-type]
     if name not in ESTIMATORS or (colon and name not in WITH_NUMBER):
         raise unknown
     kind: Callable[..., Estimator] = ESTIMATORS[name]
@@ -87,3 +107,10 @@ def _one(specification: str, baselines: dict[str, Callable[[], Baseline]]) -> tu
     except ValueError:
         raise unknown from None
     return f"{label} {number:g}", kind(number)
+
+
+def _varied(estimator: PSA | ST) -> tuple[str, Estimator]:
+    """An estimator and what it is called: by its name alone if it is the paper's."""
+    options = {"inputs": estimator.inputs, "head": estimator.head_gradient}
+    variant = next(variant for variant, its in VARIANTS.items() if its == options)
+    return type(estimator).__name__ + (f" {variant}" if variant != "sampled" else ""), estimator

@@ -77,13 +77,18 @@ class Cell:
     cost: int = 1
     inputs: Mapping[str, str] = field(default_factory=dict)
 
+    def folder(self, root: Path) -> Path:
+        """Its own among those of all cells."""
+        # Not every file system takes the colon of "concrete:0.1".
+        return root / self.name.replace(":", "-")
+
     def read(self, root: Path) -> dict[str, Any] | None:
         """The stored record of this cell, None if it is not done.
 
         Raises:
             InputError: if the file is damaged, or of other settings.
         """
-        path = root / self.name / RESULT
+        path = self.folder(root) / RESULT
         if not path.exists():
             return None
         try:
@@ -127,7 +132,7 @@ class Runner(Protocol):
 
 def attempt(cell: Cell, root: Path, stop: Callable[[], bool], report: Callable[[float], None]) -> Outcome:
     """Do a cell, unless it is done or another process is doing it: then wait for that one."""
-    folder = root / cell.name
+    folder = cell.folder(root)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _held(folder, stop), one_thread():

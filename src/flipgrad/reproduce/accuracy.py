@@ -17,7 +17,7 @@ ESTIMATORS = (
     "concrete",
     "tanh",
     "st",
-    "psa",
+    "psa:sampled",
     "adf",
     "local-reparam",
     "hard-st",

@@ -13,7 +13,7 @@ from flipgrad.reproduce._curves import GUESSING, Run, measure
 from flipgrad.reproduce._experiment import Claim, Experiment, Workshop
 from flipgrad.reproduce._training import Plan, image_folder
 
-METHODS = ("psa", "st", "hard-st", "tanh", "concrete", "adf", "local-reparam", "reinforce")
+METHODS = ("psa:sampled", "st", "hard-st", "tanh", "concrete", "adf", "local-reparam", "reinforce")
 AUGMENTATIONS = ("none", "affine", "flip-crop")
 
 # Small: about 100 minutes for the eight methods on two cores, from the times of one update at this width on one thread. The

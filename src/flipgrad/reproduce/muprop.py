@@ -16,7 +16,7 @@ METHODS = ("reinforce+running", "muprop+running")
 # Beside the rate that the search finds.
 RATES = (1e-3, 1e-4)
 # With automatic rates: to compare with.
-BIASED = "psa"
+BIASED = "psa:sampled"
 AUGMENT = "flip-crop"
 
 # The paper trains for 1,000 epochs.

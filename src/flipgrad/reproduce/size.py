@@ -11,7 +11,7 @@ from flipgrad import plots
 from flipgrad.gradeval.evaluate import FEWEST
 from flipgrad.reproduce._experiment import Claim, Experiment, Table, Workshop
 
-ESTIMATORS = ("reinforce", "arm", "concrete:0.1", "concrete", "tanh", "st", "psa")
+ESTIMATORS = ("reinforce", "arm", "concrete:0.1", "concrete", "tanh", "st", "psa:sampled")
 LAYER = "layer 1"
 # One network says little of a width or depth: claims are about the geometric mean over so many trainings.
 NETWORKS = 10
@@ -48,7 +48,9 @@ def _measure(experiment: Experiment, shop: Workshop, nets: Mapping[str, Sequence
     plots.rmse([plots.Panel(path, LAYER, name) for name, path in first.items()], shop.folder / experiment.name)
     few = max(FEWEST, samples // NETWORKS)
     return {
-        name: [Table.read(shop.measure(widths, 1, (1,), ("arm", "st", "psa"), few, number)) for number in range(NETWORKS)]
+        name: [
+            Table.read(shop.measure(widths, 1, (1,), ("arm", "st", "psa:sampled"), few, number)) for number in range(NETWORKS)
+        ]
         for name, widths in nets.items()
     }
 

@@ -18,7 +18,7 @@ from flipgrad.objectives import CrossEntropy
 from flipgrad.reproduce._experiment import Claim, Experiment, Sheet, Workshop
 from flipgrad.training.models import cifar_net
 
-METHODS = ("psa", "concrete", "tanh", "reinforce", "adf", "local-reparam", "st", "hard-st")
+METHODS = ("psa:sampled", "concrete", "tanh", "reinforce", "adf", "local-reparam", "st", "hard-st")
 BATCH = 64
 # 45,000 training and 5,000 validation images, and draws per image for the measurements in an epoch, as in the paper.
 TRAINING, VALIDATION, DRAWS = -(-45_000 // BATCH), -(-5_000 // BATCH), 10

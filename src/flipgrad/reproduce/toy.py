@@ -23,7 +23,7 @@ from flipgrad.reproduce.accuracy import WIDTHS
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference import reference_training
 
-METHODS = ("reinforce", "arm", "psa", "st")
+METHODS = ("reinforce", "arm", "psa:sampled", "st")
 # Epochs and networks by scale; the paper trains one network for 2,000 epochs.
 LENGTH = {"smoke": (3, 1), "small": (2000, 1), "paper": (2000, 10)}
 # Points of a curve, at most; evenly spaced on a logarithmic scale.

@@ -8,7 +8,7 @@ from flipgrad import plots
 from flipgrad.reproduce._experiment import Claim, Experiment, Table, Workshop
 from flipgrad.reproduce.accuracy import LAYERS, WIDTHS
 
-ESTIMATORS = ("reinforce", "reinforce+mean", "muprop", "muprop+mean", "arm", "psa")
+ESTIMATORS = ("reinforce", "reinforce+mean", "muprop", "muprop+mean", "arm", "psa:sampled")
 # The paper takes 2,000 draws here, a fifth of the others.
 SHARE = 5
 
