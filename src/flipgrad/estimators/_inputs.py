@@ -108,11 +108,11 @@ class _Posterior:
                 "were given them; use inputs='mean' or 'sampled'"
             )
         ratio: Tensor = _LogRatio.apply(x, a, states, weight, self)  # type: ignore[no-untyped-call]
-        return x * prior - ratio
+        return torch.addcmul(ratio, x, prior, value=-1).neg_()
 
     def mean(self, x: Tensor, *others: Tensor) -> Tensor:
         """The posterior mean of the states."""
-        return x * torch.tanh(self.log_odds(x, *others) / 2)
+        return self.log_odds(x, *others).div_(2).tanh_().mul_(x)
 
 
 @final
