@@ -78,7 +78,8 @@ def states(call: LayerCall, inputs: InputRule, tolerance: float, attach: Attach,
         return attach(call.affine.at_inputs(call.x, a, _mean, (log_odds,), flips=flips), sampled)
     posterior = _Posterior(call.prior, call.affine, call.noise, tolerance)
     weight = call.affine.parameter
-    tensors = (x, log_odds, a, sampled, weight.detach())
+    # Another tensor than a itself, which torch.compile wants to see in one place only.
+    tensors = (x, log_odds, a.detach(), sampled, weight.detach())
     result = attach(call.affine.at_inputs(call.x, a, posterior.mean, tensors, flips=flips), sampled)
     if inputs == "posterior":
         return result
