@@ -46,6 +46,7 @@ class Plan:
         trials: rates that the search tries.
         trial_epochs: the length of each trial.
         trial_images: images of each trial; None for all.
+        noise: of all units.
     """
 
     data: str
@@ -57,6 +58,7 @@ class Plan:
     trials: int
     trial_epochs: int
     trial_images: int | None
+    noise: str = "logistic"
 
     def cell(self, name: str, estimator: str, augment: str, seed: int, folder: Path | None, rate: float | str = AUTO) -> Cell:
         """The training with one ``estimator``; with a ``rate`` that is a number there is no search."""
@@ -64,6 +66,7 @@ class Plan:
         values = {
             "data": self.data,
             "width": self.width,
+            "noise": self.noise,
             "estimator": estimator,
             "epochs": self.epochs,
             "lr": rate,
