@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -54,8 +55,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, estimator, kills):
         cli.main(["train", *options, "--output", str(whole)])
     _, err = process.communicate(timeout=100)
     assert process.returncode == 0
-    # Nothing is said but that compiled kernels are missing, if they are.
-    assert err == "" if native.available() else "without compiled kernels" in err and len(err.splitlines()) == 1
+    # Nothing is said but, once, that compiled kernels are missing, if they are.
+    assert err == "" or (not native.available() and re.fullmatch(r"[^\n]*without compiled kernels[^\n]*\n", err))
     assert (whole / "weights.safetensors").read_bytes() == (parts / "weights.safetensors").read_bytes()
     assert timeless(whole) == timeless(parts)
     assert json.loads((whole / "summary.json").read_text()) == json.loads((parts / "summary.json").read_text())
