@@ -233,27 +233,23 @@ class Experiment(ABC):
     def run(self, shop: Workshop) -> list[Claim]:
         """Measure what is missing, draw, and say what the numbers say."""
 
-    def sheet(self, shop: Workshop) -> Sheet | None:
-        """The table that the text has beside the claims, if there is one."""
-        return None
+    def sheets(self, shop: Workshop) -> list[Sheet]:
+        """The tables that the text has beside the claims, if there are some."""
+        return []
 
     @final
     def reproduce(self, shop: Workshop) -> str:
         """Run, and write ``NAME.json`` and ``NAME.md`` beside the figure; returns the text."""
         with shop.timed(self.name):
-            claims, sheet = self.run(shop), self.sheet(shop)
-        text = (
-            "\n".join(
-                [f"# {self.title}", "", *(str(claim) for claim in claims), "", *(sheet.markdown() if sheet else []), ""]
-            ).rstrip()
-            + "\n"
-        )
+            claims, sheets = self.run(shop), self.sheets(shop)
+        tables = [line for sheet in sheets for line in (*sheet.markdown(), "")]
+        text = "\n".join([f"# {self.title}", "", *(str(claim) for claim in claims), "", *tables]).rstrip() + "\n"
         record = {
             "figure": self.name,
             "title": self.title,
             "scale": shop.scale_name,
             "claims": [asdict(claim) for claim in claims],
-            "sheet": asdict(sheet) if sheet else None,
+            "sheets": [asdict(sheet) for sheet in sheets],
             "seconds": shop.spent(self.name),
         }
         files.write_json(shop.folder / f"{self.name}.json", {**record, "seed": shop.seed, **files.provenance()})
