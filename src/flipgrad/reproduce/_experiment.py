@@ -163,10 +163,14 @@ class Workshop:
         estimators: Sequence[str],
         samples: int,
         number: int = 0,
+        apart: str = "",
     ) -> Path:
-        """The result file with the accuracies of ``estimators``; measured now, those that are not there yet."""
+        """The result file with the accuracies of ``estimators``; measured now, those that are not there yet.
+
+        ``apart`` names a file of its own: figures show all estimators that are in theirs.
+        """
         name = _name(widths) + (f"-number-{number}" if number else "")
-        path = self.folder / "measured" / f"{name}-epoch-{epoch}-{samples}.json"
+        path = self.folder / "measured" / f"{name}-epoch-{epoch}-{samples}{f'-{apart}' if apart else ''}.json"
         found = _read(path) if path.exists() else {"estimators": {}}
         net, x, objective = self.network(widths, epoch, epochs, number), self.data.x, CrossEntropy(self.data.y)
         named = gradeval.by_name(estimators, lambda: exact.expected_loss(net, x, objective).detach())

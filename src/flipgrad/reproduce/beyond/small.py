@@ -50,7 +50,7 @@ def measure(shop: Workshop, costs: Mapping[str, Mapping[str, float]]) -> list[Ne
     labels = [named(option)[0] for option in OPTIONS]
     found = []
     for net in nets(shop):
-        path = shop.measure(net.widths, net.epoch, net.epochs, OPTIONS, shop.scale.samples)
+        path = shop.measure(net.widths, net.epoch, net.epochs, OPTIONS, shop.scale.samples, apart="beyond")
         table = Table.read(path)
         entries = {label: table.estimators[label]["layers"] for label in labels}
         layers = [entry["name"] for entry in entries[labels[0]]]
