@@ -118,7 +118,7 @@ def _numbers(net: Mapping[str, Any], numbers: Mapping[str, Any], option: str, ke
 
 
 def _limits(row: Sequence[Axes]) -> None:
-    drawn = [np.asarray(line.get_ydata(), float) for axes in row for line in axes.lines]
+    drawn = [np.asarray(line.get_ydata(), float) for axes in row for line in axes.lines if line.get_label() == "_"]
     values = np.concatenate([ys[ys > 0] for ys in drawn])
     high = float(values.max(initial=SMALLEST))
     low = max(float(values.min(initial=high)), SMALLEST * high)
