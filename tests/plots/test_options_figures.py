@@ -56,7 +56,7 @@ def test_every_option_is_drawn_in_every_layer(result):
     filled, hollow = [line for line in figure.axes[2].lines if line.get_label() == "_"][:2]
     assert [y == y for y in filled.get_ydata()] == [True, False, False, True]
     assert [y == y for y in hollow.get_ydata()] == [False, False, True, False]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == OPTIONS
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*OPTIONS, "not told from 0"]
 
 
 def test_trainings_are_drawn_over_rates_and_time(result):

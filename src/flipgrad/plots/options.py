@@ -24,7 +24,7 @@ PAPER = "PSA"
 # What the rows of panels show.
 ROWS = {"rmse": "relative RMSE", "bias": "relative bias", "equal": "RMSE × √time\nover PSA's"}
 # Inches: around the axes, between them, their height, the page, and a line of the legend.
-LEFT, RIGHT, ABOVE, BELOW, GAP, UP, PAGE, LINE = 0.6, 0.08, 0.42, 0.38, 0.12, 1.35, 7.2, 0.16
+LEFT, RIGHT, ABOVE, BELOW, GAP, UP, PAGE, LINE = 0.6, 0.08, 0.42, 0.52, 0.12, 1.35, 7.2, 0.16
 # Columns of the legend.
 COLUMNS = 5
 # A bias below this share of the largest is not shown apart from others.
@@ -45,16 +45,19 @@ def by_layer_figure(result: Path, nets: Sequence[str]) -> Figure:
     chosen = [found[name] for name in nets]
     options = list(mapping(chosen[0], "options", str(result)))
     with defaults():
-        legend = LINE * -(-len(options) // COLUMNS) + 0.06
-        across = (PAGE - LEFT - RIGHT - (len(chosen) - 1) * GAP) / len(chosen)
+        legend = LINE * -(-(len(options) + 1) // COLUMNS) + 0.06
+        # As wide as there are layers.
+        room = PAGE - LEFT - RIGHT - (len(chosen) - 1) * GAP
+        counts = [len(get(net, "layers", str(result))) for net in chosen]
+        widths = [room * count / sum(counts) for count in counts]
         height = ABOVE + len(ROWS) * UP + (len(ROWS) - 1) * GAP + BELOW + legend
         figure = Figure(figsize=(PAGE, height))
-        every = []
         for row, (key, title) in enumerate(ROWS.items()):
             bottom = height - ABOVE - (row + 1) * UP - row * GAP
             line: list[Axes] = []
             for column, net in enumerate(chosen):
-                place = ((LEFT + column * (across + GAP)) / PAGE, bottom / height, across / PAGE, UP / height)
+                left = LEFT + sum(widths[:column]) + column * GAP
+                place = (left / PAGE, bottom / height, widths[column] / PAGE, UP / height)
                 axes = figure.add_axes(place, sharey=line[0] if line else None)
                 axes.set_yscale("log")
                 _layers(axes, net, options, key, str(result))
@@ -66,9 +69,7 @@ def by_layer_figure(result: Path, nets: Sequence[str]) -> Figure:
                 line.append(axes)
             _limits(line)
             line[0].set_ylabel(title, labelpad=3)
-            every.append(line)
-        note(every[1][0], 0.03, 0.03, "hollow or missing: not told from 0")
-        _legend(figure, options, height)
+        _legend(figure, options, height, [_hollow()])
         return figure
 
 
@@ -100,6 +101,9 @@ def _layers(axes: Axes, net: Mapping[str, Any], options: Sequence[str], key: str
         axes.axhline(1, color=GREY, linewidth=0.7, zorder=1)
     axes.set_xlim(-0.6, len(layers) - 0.4)
     axes.set_xticks(range(len(layers)), labels=[layer.removeprefix("layer ") for layer in layers])
+    for label in axes.get_xticklabels():
+        # Words are wider than the room between two layers.
+        label.set_rotation(0 if label.get_text().isdigit() else 90)
     tidy(axes)
     axes.grid(visible=False, axis="x")
     for place in range(len(layers) - 1):
@@ -126,13 +130,17 @@ def _limits(row: Sequence[Axes]) -> None:
     log_ticks(row[0], "y")
 
 
-def _legend(figure: Figure, options: Sequence[str], height: float) -> None:
+def _hollow() -> Line2D:
+    return Line2D([], [], color=GREY, marker="o", markersize=4, markerfacecolor="white", linewidth=0, label="not told from 0")
+
+
+def _legend(figure: Figure, options: Sequence[str], height: float, more: Sequence[Line2D] = ()) -> None:
     handles = []
     for option in options:
         style = style_of(option)
         handles.append(Line2D([], [], color=style.colour, marker=style.marker, markersize=4, linewidth=0.8, label=option))
     figure.legend(
-        handles=handles,
+        handles=[*handles, *more],
         loc="lower center",
         bbox_to_anchor=(0.5, 0.03 / height),
         ncols=COLUMNS,
@@ -161,7 +169,7 @@ def over_rates_figure(result: Path) -> Figure:
         up, gap, between = 1.75, 0.42, 0.5
         legend = LINE * -(-len(options) // COLUMNS) + 0.06
         across = (PAGE - LEFT - RIGHT - (len(grids) - 1) * gap) / len(grids)
-        height = 0.3 + 2 * up + between + BELOW + legend
+        height = 0.3 + 2 * up + between + 0.4 + legend
         figure = Figure(figsize=(PAGE, height))
         for column, grid in enumerate(grids):
             for row, draw in enumerate((_rates, _times)):

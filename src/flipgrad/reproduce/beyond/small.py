@@ -55,6 +55,6 @@ def measure(shop: Workshop, costs: Mapping[str, Mapping[str, float]]) -> list[Ne
         entries = {label: table.estimators[label]["layers"] for label in labels}
         layers = [entry["name"] for entry in entries[labels[0]]]
         options = {label: per_layer(entries[label]) for label in labels}
-        title = f"{net.shape if len(net.widths) <= 3 else f'{len(net.widths)} × {net.widths[0]}'}, epoch {net.epoch:,}"
+        title = f"{net.shape if len(net.widths) <= 3 else f'{len(net.widths)} × {net.widths[0]}'},\nepoch {net.epoch:,}"
         found.append(Net(net.name, title, False, "the exact gradient", layers, options, {}, costs[net.shape]))
     return found
