@@ -60,7 +60,7 @@ def _layers(count: int, units: int = 200) -> str:
 
 
 CIFAR = "quarter-width CIFAR net"
-GRID, CIFAR_GRID = (0.1, 0.2, 0.3, 0.6), (0.005, 0.02, 0.08)
+GRID, CIFAR_GRID = (0.05, 0.1, 0.2, 0.3), (0.005, 0.02, 0.08)
 SETTINGS = {
     "smoke": (
         Setting("fc-4", "4 × 20, digits", _plan("digits", 128, 64, 64, 2, _layers(4, 20)), METHODS, (0.1,), "none"),
@@ -69,14 +69,14 @@ SETTINGS = {
     ),
     "small": (
         Setting("fc-4", "4 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, _layers(4)), METHODS, GRID, "none", 0.1),
-        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, _layers(8)), METHODS, GRID, "none"),
+        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, _layers(8)), METHODS, GRID[:3], "none"),
         Setting("conv", CIFAR, _plan("cifar10", 6000, 500, 1000, 3, "cifar", 0.25), FEWER, CIFAR_GRID, "flip-crop", 0.005),
     ),
     "paper": (
         Setting(
-            "fc-4", "4 × 200, MNIST", _plan("mnist", None, None, 5000, 20, _layers(4)), METHODS, (0.03, *GRID), "none", 0.1
+            "fc-4", "4 × 200, MNIST", _plan("mnist", None, None, 5000, 20, _layers(4)), METHODS, (0.02, *GRID), "none", 0.1
         ),
-        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", None, None, 5000, 20, _layers(8)), METHODS, (0.03, *GRID), "none"),
+        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", None, None, 5000, 20, _layers(8)), METHODS, (0.02, *GRID), "none"),
         Setting(
             "conv", CIFAR, _plan("cifar10", 20_000, 2000, 5000, 18, "cifar", 0.25), METHODS, CIFAR_GRID, "flip-crop", 0.005
         ),
