@@ -330,7 +330,10 @@ def test_bench_prints_json(tmp_path, capsys, monkeypatch):
         (["gradeval", "--widths", "5-0"], "give the units of every binary layer"),
         (["gradeval", "--epochs", "one"], "--epochs 'one': give whole numbers separated by ','"),
         (["gradeval", "--epochs", "-3"], "give the epochs"),
-        (["gradeval", "--noise", "cauchy"], "noise 'cauchy': choose logistic, normal, laplace, uniform"),
+        (
+            ["gradeval", "--noise", "cauchy"],
+            "noise 'cauchy': choose logistic, normal, laplace, uniform, with a scale if wanted, e.g. logistic:0.5",
+        ),
         (["gradeval", "--reference", "st", "--epochs", "0"], "reference=ST: averaging draws finds the true gradient only"),
         (["gradeval", "--reference", "truth"], "--reference 'truth': give auto, exact"),
         (["gradeval", "--device", "toaster"], "device 'toaster'"),

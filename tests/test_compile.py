@@ -44,8 +44,16 @@ def assert_compiles(rule: fg.Estimator, backend: str, norm: str = "none") -> Non
     assert all(bool(torch.isfinite(g).all()) for g in gradients(net, drawn))
 
 
-RULES = [fg.PSA(), fg.PSA(exact=True), fg.PSA(head="enhanced"), fg.ST()]
-NAMES = ["psa", "psa-exact", "psa-enhanced", "st"]
+RULES = [
+    fg.PSA(inputs="sampled", head="sampled"),
+    fg.PSA(inputs="sampled", head="sampled", exact=True),
+    fg.PSA(inputs="sampled", head="enhanced"),
+    fg.PSA(inputs="posterior", head="rao-blackwell"),
+    fg.PSA(inputs="rao-blackwell", head="rao-blackwell"),
+    fg.ST(),
+    fg.ST(inputs="mean", head="rao-blackwell"),
+]
+NAMES = ["psa", "psa-exact", "psa-enhanced", "psa-posterior", "psa-rao-blackwell", "st", "st-mean"]
 
 
 @pytest.mark.filterwarnings("default")

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Generator, Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform, sign
+from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform, noise_by_name, sign
 
 SCIPY = {
     Logistic: lambda s: stats.logistic(scale=s),
@@ -250,3 +250,22 @@ def test_score_is_right_far_in_the_tail(noise):
     """In single precision, where F and F' have both vanished: log F is linear there, or parabolic for normal noise."""
     expected = 200.0 + 1 / 200 if isinstance(noise, Normal) else 1.0
     assert noise.score(torch.tensor(1.0), torch.tensor(-200.0)).item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("specification", ["cauchy", "normal:wide", "normal:", "normal:-1", "normal:inf"])
+def test_a_noise_by_name_is_refused_by_name(specification):
+    with pytest.raises(InputError, match=specification.split(":")[0] if ":" not in specification else "scale"):
+        noise_by_name(specification)
+
+
+def test_a_noise_by_name_has_the_scale_that_is_given():
+    assert noise_by_name("laplace") == Laplace()
+    assert noise_by_name("laplace:0.25") == Laplace(0.25)
+
+
+@every_noise
+def test_log_odds(noise):
+    a = torch.linspace(-6, 6, 101, dtype=torch.float64) * noise.scale * (0.16 if isinstance(noise, Uniform) else 1)
+    expected = noise.log_cdf(a) - noise.log_cdf(-a)
+    torch.testing.assert_close(noise.log_odds(a), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(torch.tanh(noise.log_odds(a) / 2), noise.mean_sign(a), rtol=1e-9, atol=1e-12)

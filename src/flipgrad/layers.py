@@ -315,7 +315,9 @@ def use(model: ModelT, estimator: StateRule | None, *, generator: Generator | No
 
     For networks written by hand: skip connections, branches, concatenations. Whatever follows the last binary layer is
     differentiated in the ordinary way, i.e. the head is linearised; :class:`flipgrad.Sequential` flips it exactly. A unit may
-    go to many layers, but to each of them once: the copies in ``torch.cat([h, h], 1)`` would be flipped one at a time.
+    go to many layers, but to each of them once: the copies in ``torch.cat([h, h], 1)`` would be flipped one at a time. With
+    ``inputs="posterior"`` or "rao-blackwell" it may go to one layer only; that several layers see it is an error, that the head
+    sees it besides cannot be noticed.
 
     Args:
         model: any module with binary layers in it.

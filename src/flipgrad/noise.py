@@ -318,12 +318,17 @@ class Uniform(Noise):
 NOISES: dict[str, type[Noise]] = {"logistic": Logistic, "normal": Normal, "laplace": Laplace, "uniform": Uniform}
 
 
-def noise_by_name(name: str) -> Noise:
-    """One of the noises with scale 1.
+def noise_by_name(specification: str) -> Noise:
+    """One of the noises, with scale 1 or the one that is given.
 
-    >>> noise_by_name("normal")
-    Normal(scale=1.0)
+    >>> noise_by_name("normal"), noise_by_name("logistic:0.5")
+    (Normal(scale=1.0), Logistic(scale=0.5))
     """
+    name, colon, scale = specification.partition(":")
     if name not in NOISES:
-        raise InputError(f"noise {name!r}: choose {', '.join(NOISES)}")
-    return NOISES[name]()
+        raise InputError(f"noise {specification!r}: choose {', '.join(NOISES)}, with a scale if wanted, e.g. logistic:0.5")
+    try:
+        number = float(scale) if colon else 1.0
+    except ValueError:
+        raise InputError(f"noise {specification!r}: its scale is no number; give one, e.g. {name}:0.5") from None
+    return NOISES[name](number)

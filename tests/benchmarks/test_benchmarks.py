@@ -80,8 +80,10 @@ def test_a_step_is_measured_with_its_error(monkeypatch):
     monkeypatch.setattr(step, "REPEATS", 1)
     monkeypatch.setattr(step, "cifar_net", lambda: cifar_net(0.05))
     numbers = step._measure(1)
-    assert numbers["psa_relative_error"] <= 3e-3
-    assert numbers["psa_over_st"] > 0
+    for name in ("psa", "psa_mean", "psa_rb"):
+        assert numbers[f"{name}_relative_error"] <= 3e-3
+        assert numbers[f"{name}_over_st"] > 0
+    assert numbers["psa_exact_over_st"] > 0
     monkeypatch.setattr(step, "LARGEST_ERROR", -1.0)
     assert step._measure(1)["psa_over_st"] is None
 

@@ -226,6 +226,25 @@ def test_states_that_several_layers_see_have_no_known_posterior():
             net(x, objective, estimator=fg.PSA(inputs=inputs)).sum().backward()
 
 
+def test_auto_is_the_posterior_where_it_is_known():
+    torch.manual_seed(0)
+    x, objective = torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1]))
+    chain = fg.Sequential(fg.BinaryLinear(2, 3), fg.BinaryLinear(3, 4), head=nn.Linear(4, 2))
+    skip = fg.Sequential(
+        fg.BinaryLinear(2, 3), fg.Concat(nn.Identity(), fg.BinaryLinear(3, 2)), fg.BinaryLinear(5, 2), head=nn.Linear(2, 2)
+    )
+
+    def estimate(net, inputs):
+        loss = net(x, objective, estimator=fg.PSA(inputs=inputs), generator=torch.Generator().manual_seed(0)).sum()
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
+
+    assert torch.equal(estimate(chain, "auto"), estimate(chain, "posterior"))
+    assert torch.equal(estimate(skip, "auto"), estimate(skip, "sampled"))
+    layer, states = fg.BinaryLinear(3, 2), torch.ones(2, 3)
+    layer(states, estimator=fg.PSA(inputs="auto"), binary=True).sum().backward()
+    assert layer.weight.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("kind", [fg.PSA, fg.ST])
 @pytest.mark.parametrize("options", [{"inputs": "average"}, {"head": "best"}, {"tolerance": 2.0}])
 def test_options_are_checked(kind, options):

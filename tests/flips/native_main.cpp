@@ -206,6 +206,34 @@ bool features_right(int64_t images, int64_t block) {
   return true;
 }
 
+// Those of the log ratio, at one node of the odd part and two of the even one, which are swapped by their matrix.
+bool log_features_right(int64_t images, int64_t block) {
+  const double step = 0.8, heights[] = {0.01, 0.4};
+  const float half_steps[] = {0.4f}, half_tanhs[] = {static_cast<float>(std::tanh(step / 2))}, float_heights[] = {0.01f, 0.4f};
+  const float odd_matrix[] = {2}, even_matrix[] = {0, 1, 1, 0};
+  const int64_t count = images * block;
+  const Memory<float> a = numbers<float>(count, 20);
+  Memory<float> states = numbers<float>(count, 1);
+  for (int64_t i = 0; i < count; ++i) states[i] = states[i] < 0 ? -1 : 1;
+  for (int64_t threads : {1, 3}) {
+    for (int64_t portable : {0, 1}) {
+      const LogFeatureProblem p{images,     block,      1,           2,   half_steps, half_tanhs,
+                                float_heights, odd_matrix, even_matrix, 1.5, threads,    portable};
+      Memory<float> odd = numbers<float>(count, 1e30), even = numbers<float>(2 * count, 1e30);
+      if (flipgrad_log_features_f32(&p, a.get(), states.get(), odd.get(), even.get()) != 0) return false;
+      for (int64_t i = 0; i < count; ++i) {
+        const double m = std::tanh(a[i] / 3), right = 2 * (std::atanh(m * std::tanh(step / 2)) - states[i] * step / 2);
+        if (std::fabs(odd[i] - right) > 1e-5) return false;
+        for (int64_t k = 0; k < 2; ++k) {
+          const double part = -std::log1p((1 - m * m) * heights[1 - k]) / 2;
+          if (std::fabs(even[(i / block * 2 + k) * block + i % block] - part) > 1e-6) return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
 // The functions of weights: w (2 + c) and w^2 (3 + c), c = 2 (w / limit)^2 - 1.
 bool weights_right(int64_t count) {
   const float coefficients[] = {2, 1, 3, 1};
@@ -309,6 +337,8 @@ int main() {
     failures += !slopes_right(count, 1.5, 1.5) + !slopes_right(count, 1.5, 0.8);
   }
   for (int64_t block : {1, 7, 8, 33, 20000}) failures += !features_right(3, block) + !weights_right(block);
+  for (int64_t block : {1, 7, 8, 33, 20000}) failures += !log_features_right(3, block);
+  failures += !log_features_right(0, 5);
   failures += !features_right(0, 5) + !weights_right(0) + !combines_right(0) + !combines_right(20001);
   const int64_t products[][3] = {{0, 3, 3}, {1, 1, 1}, {3, 0, 4}, {7, 5, 17}, {13, 257, 33}, {270, 30, 131}, {6, 256, 16}};
   for (const auto& s : products) failures += !products_right(s[0], s[1], s[2], 0) + !products_right(s[0], s[1], s[2], 1);

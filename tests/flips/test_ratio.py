@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import flipgrad as fg
 from flipgrad import flips
-from flipgrad.flips import interpolated, naive, separable, vectorized
+from flipgrad.flips import interpolated, naive, native, separable, vectorized
 from flipgrad.noise import sign
 
 SMOOTH = [fg.Logistic(), fg.Logistic(0.5), fg.Normal(), fg.Normal(2.0)]
@@ -122,6 +122,22 @@ def test_the_error_of_interpolation_is_estimated():
     exact = torch.cat([vectorized.ratio_linear(x, a[:, [j]], states[:, [j]], weight[[j]], noise) for j in range(n)])
     measured = float((found - exact).norm() / exact.norm())
     assert measured == pytest.approx(interpolated.errors(plan, noise)[0], rel=0.3)
+
+
+@pytest.mark.skipif(not native.available(), reason=f"no compiled kernels: {native.reason()}")
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("scale", [0.02, 0.5])
+def test_compiled_features_are_those_of_torch(scale, portable, monkeypatch):
+    monkeypatch.setattr(native, "PORTABLE", portable)
+    noise = fg.Logistic(1.5)
+    _, a, _, states, weight, _, _ = convolution(SHAPES[0], noise, scale)
+    plan = interpolated._with_even_part(separable.plan(weight, noise, 1e-4))
+    a = (a * 20).float()
+    a.view(-1)[0] = 1000.0
+    found = interpolated._ratio_features(a, states.float(), plan, noise, 1)
+    expected = interpolated._ratio_features(a.double(), states, plan, noise, 1)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
 
 
 @pytest.mark.parametrize("noise", [fg.Laplace(), fg.Uniform()], ids=str)

@@ -13,6 +13,7 @@ import pytest
 from problems import timeless
 
 from flipgrad import cli
+from flipgrad.flips import native
 
 OPTIONS = ("--epochs", "4", "--eval-samples", "2", "--checkpoint-minutes", "0.001")
 
@@ -52,7 +53,9 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, estimator, kills):
     with pytest.raises(SystemExit):
         cli.main(["train", *options, "--output", str(whole)])
     _, err = process.communicate(timeout=100)
-    assert (process.returncode, err) == (0, "")
+    assert process.returncode == 0
+    # Nothing is said but that compiled kernels are missing, if they are.
+    assert err == "" if native.available() else "without compiled kernels" in err and len(err.splitlines()) == 1
     assert (whole / "weights.safetensors").read_bytes() == (parts / "weights.safetensors").read_bytes()
     assert timeless(whole) == timeless(parts)
     assert json.loads((whole / "summary.json").read_text()) == json.loads((parts / "summary.json").read_text())

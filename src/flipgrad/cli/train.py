@@ -20,6 +20,7 @@ from flipgrad.errors import InputError, StorageError
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.estimators.names import for_training
 from flipgrad.network import Sequential
+from flipgrad.noise import NOISES
 from flipgrad.training import (
     MODELS,
     Checkpoint,
@@ -79,7 +80,7 @@ def train(
         ),
     ] = DEFAULTS.norm,
     noise: Annotated[
-        str, typer.Option(help=f"Of all units: {', '.join(CHOICES['noise'])}.", rich_help_panel=PROBLEM)
+        str, typer.Option(help=f"Of all units: {', '.join(NOISES)}; with a scale, logistic:0.5.", rich_help_panel=PROBLEM)
     ] = DEFAULTS.noise,
     validation: Annotated[
         float,

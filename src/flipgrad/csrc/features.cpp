@@ -38,6 +38,22 @@ void some_features(void* context, int64_t task, int64_t) {
         work.even + image * p.evens * p.block, work.odd + image * p.odds * p.block);
 }
 
+struct LogWork {
+  const LogFeatureProblem& problem;
+  const float *a, *states;
+  float *odd, *even;
+  int64_t parts;
+};
+
+void some_log_features(void* context, int64_t task, int64_t) {
+  const LogWork& work = *static_cast<LogWork*>(context);
+  const LogFeatureProblem& p = work.problem;
+  const int64_t image = task / work.parts, first = task % work.parts * kElements;
+  const auto range = p.portable || !has_avx2() ? portable::log_feature_range : fastest::log_feature_range;
+  range(p, first, std::min(first + kElements, p.block), work.a + image * p.block, work.states + image * p.block,
+        work.odd + image * p.odds * p.block, work.even + image * p.evens * p.block);
+}
+
 struct WeightWork {
   const WeightProblem& problem;
   const float* weight;
@@ -93,6 +109,18 @@ int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const f
   Work work{*problem, a, grad, even, odd, (problem->block + kElements - 1) / kElements};
   try {
     run(problem->images * work.parts, problem->threads, some_features, &work);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+int flipgrad_log_features_f32(const LogFeatureProblem* problem, const float* a, const float* states, float* odd, float* even) {
+  using namespace flipgrad;
+  if (problem->odds > kMostFeatures || problem->evens > kMostFeatures) return 2;
+  LogWork work{*problem, a, states, odd, even, (problem->block + kElements - 1) / kElements};
+  try {
+    run(problem->images * work.parts, problem->threads, some_log_features, &work);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;

@@ -46,6 +46,20 @@ struct FeatureProblem {
   int64_t portable;
 };
 
+// The functions of the pre-activations in the separable log ratio, like FeatureProblem: the values at the nodes of the part that
+// is odd in the weight, and of the even one, each set multiplied by a square matrix (row: node).
+struct LogFeatureProblem {
+  int64_t images, block, odds, evens;
+  // Of the odd part's nodes s: s / 2 and tanh(s / 2).
+  const float *half_steps, *half_tanhs;
+  // Of the even part's: (cosh s - 1) / 2.
+  const float* heights;
+  const float *odd_matrix, *even_matrix;
+  double scale;
+  int64_t threads;
+  int64_t portable;
+};
+
 // The functions of `count` weights w in the separable flip product: polynomials in 2 (w / limit)^2 - 1 with `terms` coefficients
 // each, lowest power first; the first `odd_powers` of them times w, the others times w^2.
 struct WeightProblem {
@@ -85,6 +99,7 @@ int flipgrad_ratio_f64(const FlipProblem* problem, const double* x, const double
                        double* log_ratio);
 
 int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* even, float* odd);
+int flipgrad_log_features_f32(const LogFeatureProblem* problem, const float* a, const float* states, float* odd, float* even);
 // The two parts together: even becomes x (x even + odd), for `count` units.
 int flipgrad_combine_f32(int64_t count, int64_t threads, const float* x, const float* odd, float* even);
 // The largest square, the sum of squares and the sum of fourth powers.

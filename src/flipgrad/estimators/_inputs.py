@@ -12,7 +12,10 @@ its posterior given the layer's states y is :math:`q_i = p_i / (p_i + (1 - p_i)\
   mean as with sampled inputs and never a larger variance;
 - "posterior" leaves out the change of h: :math:`h_j(a_j)\, x_i (2q_i - 1)`, one ordinary weight gradient;
 - "mean" takes the prior's mean: :math:`h_j(a_j)\, m_i`, which costs nothing, has the least variance and more bias;
-- "sampled" takes :math:`x_i`, as the paper does.
+- "sampled" takes :math:`x_i`, as the paper does;
+- "auto" is "posterior" where the posterior is known, and "sampled" elsewhere.
+
+The posterior is known where a unit goes to one layer only: then nothing but that layer's states tells of it.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from flipgrad.layers import LayerCall
 from flipgrad.noise import Noise
 from flipgrad.priors import Prior
 
-InputRule = Literal["sampled", "mean", "posterior", "rao-blackwell"]
+InputRule = Literal["auto", "sampled", "mean", "posterior", "rao-blackwell"]
 
 # Differentiable states from the pre-activations, which carry the parameters' gradients, and the sampled states.
 Attach = Callable[[Tensor, Tensor], Tensor]
@@ -52,12 +55,19 @@ def allowed_error(estimator: str, tolerance: float, exact: bool) -> float:
     return 0.0 if exact else tolerance
 
 
+def averages(call: LayerCall, inputs: InputRule) -> bool:
+    """Whether a layer's weights take other inputs than its sampled states by a rule: else the estimate is the ordinary one."""
+    if not call.binary or inputs == "sampled":
+        return False
+    return inputs != "auto" or call.prior is not None
+
+
 def states(call: LayerCall, inputs: InputRule, tolerance: float, attach: Attach, *, flips: bool) -> Tensor:
     """A layer's sampled states, with gradients in its parameters by a rule.
 
     Args:
-        call: the layer's evaluation, on a binary input.
-        inputs: the rule, another one than "sampled".
+        call: the layer's evaluation.
+        inputs: the rule, which :func:`averages` this layer's inputs.
         tolerance: the relative L2 error that is allowed in sums over flips.
         attach: gives the states their gradient in the pre-activations, and in the input what these lack.
         flips: whether ``attach`` flips the input; else the pre-activations carry the ordinary derivative in it.
@@ -76,11 +86,12 @@ def states(call: LayerCall, inputs: InputRule, tolerance: float, attach: Attach,
     log_odds, x = call.prior.log_odds(), call.x.detach()
     if inputs == "mean":
         return attach(call.affine.at_inputs(call.x, a, _mean, (log_odds,), flips=flips), sampled)
-    posterior = _Posterior(call.prior, call.affine, call.noise, tolerance)
+    posterior = _Posterior(call.prior, call.affine, call.noise, tolerance, strict=inputs != "auto")
     weight = call.affine.parameter
-    tensors = (x, log_odds, a, sampled, weight.detach())
+    # Another tensor than a itself, which torch.compile wants to see in one place only.
+    tensors = (x, log_odds, a.detach(), sampled, weight.detach())
     result = attach(call.affine.at_inputs(call.x, a, posterior.mean, tensors, flips=flips), sampled)
-    if inputs == "posterior":
+    if inputs != "rao-blackwell":
         return result
     corrected: Tensor = _OwnInput.apply(result, weight, *tensors, posterior)  # type: ignore[no-untyped-call]
     return corrected
@@ -99,6 +110,7 @@ class _Posterior:
     affine: Affine
     noise: Noise
     tolerance: float
+    strict: bool
 
     def log_odds(self, x: Tensor, prior: Tensor, a: Tensor, states: Tensor, weight: Tensor) -> Tensor:
         """log q / (1 - q) of the sampled states, from those ``prior`` of +1."""
@@ -108,11 +120,13 @@ class _Posterior:
                 "were given them; use inputs='mean' or 'sampled'"
             )
         ratio: Tensor = _LogRatio.apply(x, a, states, weight, self)  # type: ignore[no-untyped-call]
-        return x * prior - ratio
+        return torch.addcmul(ratio, x, prior, value=-1).neg_()
 
     def mean(self, x: Tensor, *others: Tensor) -> Tensor:
-        """The posterior mean of the states."""
-        return x * torch.tanh(self.log_odds(x, *others) / 2)
+        """The posterior mean of the states; where it is not known, and need not be, the states."""
+        if self.prior.shared and not self.strict:
+            return x
+        return self.log_odds(x, *others).div_(2).tanh_().mul_(x)
 
 
 @final

@@ -45,8 +45,8 @@ class PSA(LocalEstimator):
             every weight of a fully connected layer, never a larger variance (a convolution's weight adds up such terms of
             many places). "posterior" takes the state's mean given the next layer's states, nearly as good in wide layers and
             a third of the cost; "mean" its mean given the layer before, which costs nothing and has the least variance, but
-            more bias. Both posteriors need states that go to one
-            layer only.
+            more bias. The two with a posterior need units that go to one layer only; "auto" is "posterior" in these layers
+            and "sampled" in the others.
         head: the gradient in the head's own parameters. "sampled" is that of the sampled loss; "enhanced" averages it over
             flips of the last layer's units with the paper's weight 1/n; "rao-blackwell" averages that of each weight of a
             linear head over its own unit's two states (and is "sampled" for other heads). All have the same mean, and
@@ -94,7 +94,7 @@ class PSA(LocalEstimator):
             )
             return states
 
-        if call.binary and self.inputs != "sampled":
+        if _inputs.averages(call, self.inputs):
             return _inputs.states(call, self.inputs, self.tolerance, attach, flips=True)
         # Ordinary derivatives reach the parameters, and a real-valued input, through a; binary inputs get theirs by flips (and
         # through the statistics of a batch, where these are normalised with).

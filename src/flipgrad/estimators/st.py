@@ -26,8 +26,8 @@ class ST(LocalEstimator):
     Biased: it is PSA with F and the head linearised over every flip, so it is exact where both are linear. One pass.
 
     Args:
-        inputs: what the gradient of a weight takes for its binary input: "sampled" (the paper's), "mean", "posterior" or
-            "rao-blackwell", see :class:`flipgrad.PSA`; the same derivation holds.
+        inputs: what the gradient of a weight takes for its binary input: "sampled" (the paper's), "mean", "posterior",
+            "rao-blackwell" or "auto", see :class:`flipgrad.PSA`; the same derivation holds.
         head: the gradient in the head's own parameters, "sampled", "enhanced" or "rao-blackwell", likewise. The latter two
             evaluate the loss at every flip of the last layer's units.
         tolerance: the relative error that is allowed in sums over flips, which "posterior" and "rao-blackwell" inputs need.
@@ -65,7 +65,7 @@ class ST(LocalEstimator):
             # m - m is exactly 0, so the states stay exactly ±1.
             return sampled + (m - m.detach())
 
-        if call.binary and self.inputs != "sampled":
+        if _inputs.averages(call, self.inputs):
             return _inputs.states(call, self.inputs, self.tolerance, attach, flips=False)
         a = call.affine(call.x)
         return attach(a, call.sample(a))

@@ -25,7 +25,7 @@ from torch import Tensor
 from flipgrad.errors import InputError
 from flipgrad.flips import interpolated, native, separable, triton, vectorized
 from flipgrad.flips._arguments import memory_format
-from flipgrad.flips.choice import Choice, choose, common_dtype, explain
+from flipgrad.flips.choice import CALL, TERM, Choice, choose, common_dtype, explain, spread
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
@@ -256,15 +256,22 @@ def _slope(
     """The slope product: to a tolerance where there is a separable form that is faster, else in tensor operations."""
     dtype = common_dtype(x, share, a, grad, weight)
     states, share, a, grad, kernel = (t.detach().to(dtype) for t in (x, share, a, grad, weight))
-    choice = choose(kernel, noise, _places(a), tolerance, a=a)
-    plan = choice.plan if choice.kernel == "separable" else None
-    if plan is not None and interpolated.errors(plan, noise)[1] <= MOST * tolerance:
+    plan = _slope_plan(kernel, noise, a, tolerance)
+    if plan is not None:
         result = interpolated.slope(states, share, a, grad, kernel, noise, plan, *(geometry or ()))
     elif geometry is None:
         result = vectorized.slope_linear(states, share, a, grad, kernel, noise)
     else:
         result = vectorized.slope_conv2d(states, share, a, grad, kernel, noise, *geometry)
     return result.to(weight.dtype)
+
+
+def _slope_plan(weight: Tensor, noise: Noise, a: Tensor, tolerance: float) -> separable.Plan | None:
+    """The separable form of a slope product, if there is one within the tolerance that is worth its call."""
+    if tolerance == 0 or _places(a) * weight.numel() * TERM["vectorized"] <= CALL["separable"]:
+        return None
+    plan = separable.plan(weight, noise, tolerance, spread=spread(a))
+    return plan if plan.reachable and interpolated.errors(plan, noise)[1] <= MOST * tolerance else None
 
 
 def _places(a: Tensor) -> int:

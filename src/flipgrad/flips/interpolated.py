@@ -24,8 +24,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from flipgrad.flips import native
 from flipgrad.flips.ordinary import Geometry, input_gradient, weight_gradient
-from flipgrad.flips.separable import Function, Plan, by_examples, join, kernels, polynomial
+from flipgrad.flips.separable import Function, Plan, by_examples, combine, join, kernels, polynomial
 from flipgrad.noise import Logistic, Noise
 
 
@@ -54,14 +55,15 @@ def ratio(
     """
     plan, geometry = _with_even_part(plan), Geometry(stride, padding, dilation, groups)
     of_odd, of_even = kernels(weight, plan, groups)
-    odd_factors, even_factors = _inverse(plan, noise.scale)
 
     def examples(x: Tensor, a: Tensor, states: Tensor) -> Tensor:
-        odd, even = _log_features(a, states, plan, noise)
-        u = input_gradient(join(_mixed(odd, odd_factors), 1, groups), of_odd, x, geometry)
-        v = input_gradient(join(_mixed(even, even_factors), 1, groups), of_even, x, geometry)
-        # x (u + x v), as a zero is no unit.
-        return v.mul_(x).add_(u).mul_(x)
+        odd, even = _ratio_features(a, states, plan, noise, groups)
+        u = input_gradient(odd, of_odd, x, geometry)
+        # Its memory is good for the next result.
+        del odd
+        v = input_gradient(even, of_even, x, geometry)
+        # x (x v + u), as a zero is no unit.
+        return combine(v, u, x)
 
     return by_examples(examples, x, a, states)
 
@@ -154,6 +156,18 @@ def _slope_features(a: Tensor, grad: Tensor, plan: Plan, noise: Noise) -> tuple[
     middle = noise.pdf(a)
     even = [(middle - (sides[f.node][0] + sides[f.node][1]) / 2) * grad for f in plan.odd]
     return [(above - below) * (grad / 2) for above, below in sides], even
+
+
+def _ratio_features(a: Tensor, states: Tensor, plan: Plan, noise: Noise, groups: int) -> tuple[Tensor, Tensor]:
+    """The factors of the odd and of the even functions in the log ratio, as further output channels."""
+    odd_factors, even_factors = _inverse(plan, noise.scale)
+    plain = groups == 1 and a.is_contiguous() and states.is_contiguous() and a.dtype == states.dtype == torch.float32
+    if plain and isinstance(noise, Logistic) and native.usable(a):
+        odd_nodes, even_nodes = ([plan.steps[f.node] for f in functions] for functions in (plan.even, plan.odd))
+        nodes = (odd_nodes, odd_factors), (even_nodes, even_factors)
+        return native.logistic_log_features(a, states, noise.scale, *nodes)
+    odd, even = _log_features(a, states, plan, noise)
+    return join(_mixed(odd, odd_factors), 1, groups), join(_mixed(even, even_factors), 1, groups)
 
 
 def _log_features(a: Tensor, states: Tensor, plan: Plan, noise: Noise) -> tuple[list[Tensor], list[Tensor]]:

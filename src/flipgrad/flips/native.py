@@ -22,7 +22,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -93,6 +93,21 @@ class _FeatureProblem(ctypes.Structure):
     )
 
 
+class _LogFeatureProblem(ctypes.Structure):
+    """``LogFeatureProblem`` of csrc/flipgrad.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("images", "block", "odds", "evens")),
+        *(
+            (name, ctypes.POINTER(ctypes.c_float))
+            for name in ("half_steps", "half_tanhs", "heights", "odd_matrix", "even_matrix")
+        ),
+        ("scale", ctypes.c_double),
+        ("threads", ctypes.c_int64),
+        ("portable", ctypes.c_int64),
+    )
+
+
 class _WeightProblem(ctypes.Structure):
     """``WeightProblem`` of csrc/flipgrad.h."""
 
@@ -130,6 +145,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     try:
         library = ctypes.CDLL(str(LIBRARY))
         library.flipgrad_features_f32.argtypes = [ctypes.POINTER(_FeatureProblem), *[ctypes.c_void_p] * 4]
+        library.flipgrad_log_features_f32.argtypes = [ctypes.POINTER(_LogFeatureProblem), *[ctypes.c_void_p] * 4]
         library.flipgrad_moments_f32.argtypes = [ctypes.POINTER(_MomentProblem), *[ctypes.c_void_p] * 2]
         library.flipgrad_combine_f32.argtypes = [ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3]
         library.flipgrad_weights_f32.argtypes = [ctypes.POINTER(_WeightProblem), *[ctypes.c_void_p] * 2]
@@ -356,6 +372,50 @@ def logistic_features(
     pointers = (t.data_ptr() for t in (a, grad, even, odd))
     _check_memory(_function("features", torch.float32)(ctypes.byref(problem), *pointers))
     return even, odd
+
+
+Matrix = Sequence[Sequence[float]]
+
+
+def logistic_log_features(
+    a: Tensor, states: Tensor, scale: float, odd: tuple[Sequence[float], Matrix], even: tuple[Sequence[float], Matrix]
+) -> tuple[Tensor, Tensor]:
+    """The functions of the pre-activations in the separable log ratio, in one pass; see ``interpolated``.
+
+    Args:
+        a: pre-activations [B, C, ...], contiguous, float32.
+        states: the output states, likewise.
+        scale: of the noise.
+        odd: the nodes of the part that is odd in the weight, and the matrix that their values are multiplied by.
+        even: those of the even part.
+
+    Returns:
+        The functions of the odd part [B, nodes C, ...] and of the even one, one after the other.
+    """
+    batch, channels, *places = a.shape
+    results = [a.new_empty(batch, len(nodes) * channels, *places) for nodes, _ in (odd, even)]
+    problem = _LogFeatureProblem(
+        images=batch,
+        block=a[0].numel() if batch else 0,
+        odds=len(odd[0]),
+        evens=len(even[0]),
+        half_steps=_floats(step / 2 for step in odd[0]),
+        half_tanhs=_floats(math.tanh(step / 2) for step in odd[0]),
+        heights=_floats(math.sinh(step / 2) ** 2 for step in even[0]),
+        odd_matrix=_floats(number for row in odd[1] for number in row),
+        even_matrix=_floats(number for row in even[1] for number in row),
+        scale=scale,
+        threads=torch.get_num_threads(),
+        portable=PORTABLE,
+    )
+    pointers = (t.data_ptr() for t in (a, states, *results))
+    _check_memory(_function("log_features", torch.float32)(ctypes.byref(problem), *pointers))
+    return results[0], results[1]
+
+
+def _floats(numbers: Iterable[float]) -> ctypes.Array[ctypes.c_float]:
+    values = tuple(numbers)
+    return (ctypes.c_float * len(values))(*values)
 
 
 def weight_functions(

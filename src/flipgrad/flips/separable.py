@@ -247,11 +247,16 @@ def product(
         # Its memory is good for the next result.
         del even
         v = input_gradient(odd, kernels_odd, x, geometry)
-        if native.usable(u) and all(t.is_contiguous() and t.dtype == torch.float32 for t in (u, v, x)):
-            return native.combine(u, v, x)
-        return torch.addcmul(v, u, x, out=u).mul_(x)
+        return combine(u, v, x)
 
     return by_examples(examples, x, a, grad).to(dtype)
+
+
+def combine(even: Tensor, odd: Tensor, x: Tensor) -> Tensor:
+    """x (x even + odd), in the memory of ``even``."""
+    if native.usable(even) and all(t.is_contiguous() and t.dtype == torch.float32 for t in (even, odd, x)):
+        return native.combine(even, odd, x)
+    return torch.addcmul(odd, even, x, out=even).mul_(x)
 
 
 def by_examples(function: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, a: Tensor, other: Tensor) -> Tensor:

@@ -48,6 +48,7 @@ class Plan:
         trials: rates that the search tries.
         trial_epochs: the length of each trial.
         trial_images: images of each trial; None for all.
+        noise: of all units.
         model: the network, by default the data set's own.
     """
 
@@ -60,6 +61,7 @@ class Plan:
     trials: int
     trial_epochs: int
     trial_images: int | None
+    noise: str = "logistic"
     model: str = AUTO
 
     def cell(self, name: str, estimator: str, augment: str, seed: int, folder: Path | None, rate: float | str = AUTO) -> Cell:
@@ -68,6 +70,7 @@ class Plan:
         values = {
             "data": self.data,
             "width": self.width,
+            "noise": self.noise,
             "estimator": estimator,
             "epochs": self.epochs,
             "lr": rate,

@@ -11,7 +11,7 @@ import torch
 from flipgrad.data import AUGMENTATIONS
 from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
-from flipgrad.noise import NOISES
+from flipgrad.noise import noise_by_name
 from flipgrad.training.models import NORMS
 
 DATA = ("digits", "toy", "mnist", "cifar10", "images")
@@ -35,7 +35,8 @@ class TrainConfig:
             "200-200"; or "package.module:function", called with the data set.
         width: the factor on the channels or units of our networks.
         norm: before every sign of our networks: "none", "batch" (BatchNorm) or "affine" (a learned scale and shift).
-        noise: of all units of our networks: "logistic", "normal", "laplace" or "uniform".
+        noise: of all units of our networks: "logistic", "normal", "laplace" or "uniform", with a scale if wanted,
+            "logistic:0.5".
         estimator: a name from ``flipgrad.estimators.ESTIMATORS``, with a number where it takes one ("concrete:0.1") or with a
             baseline ("reinforce+running").
         epochs: passes over the training images.
@@ -97,6 +98,7 @@ class TrainConfig:
             if getattr(self, name) not in choices:
                 raise InputError(f"unknown {name} '{getattr(self, name)}'; choose from {', '.join(choices)}")
         for_training(self.estimator, points=1)
+        noise_by_name(self.noise)
         for name, least in LEAST.items():
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
@@ -163,7 +165,6 @@ KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str
 CHOICES: dict[str, tuple[str, ...]] = {
     "data": DATA,
     "norm": NORMS,
-    "noise": tuple(NOISES),
     "schedule": SCHEDULES,
     "optimizer": OPTIMIZERS,
     "augment": (AUTO, *AUGMENTATIONS),

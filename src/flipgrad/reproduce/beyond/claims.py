@@ -216,8 +216,8 @@ def largest_rate(grid: Grid) -> Claim:
     """The largest rates at which trainings are stable."""
     ours, *theirs = (grid.largest_stable(method) for method in (RECOMMENDED, PAPER, "ST"))
     return Claim(
-        f"{RECOMMENDED} bears rates as large as PSA and ST do, or larger: {grid.title} (largest of the grid up to which all "
-        "trainings come to their end with a loss below that of guessing; 0: none)",
+        f"{RECOMMENDED} bears rates as large as PSA and ST do, or larger: {grid.title} (largest of the grid whose "
+        "training comes to its end with a loss below that of guessing; 0: none)",
         ours > 0 and ours >= max(theirs),
         f"of {', '.join(f'{rate:g}' for rate in grid.rates)}: {_told(grid, grid.largest_stable, 'g')}",
     )
