@@ -254,6 +254,19 @@ def test_the_page_says_what_is_there_and_what_is_not(tmp_path):
         write_report(tmp_path)
 
 
+@pytest.mark.parametrize("key", ["sheet", "sheets"])
+def test_the_page_has_all_tables_of_new_and_old_result_files(tmp_path, key):
+    claims_file(tmp_path, "timing", "Times: of everything")
+    record = json.loads((tmp_path / "timing.json").read_text())
+    record.pop("sheet")
+    sheets = [{"caption": f"caption {k}", "head": ["who", "what"], "rows": [["PSA", f"<{k}>"]]} for k in (1, 2)]
+    (tmp_path / "timing.json").write_text(json.dumps({**record, key: sheets if key == "sheets" else sheets[0]}))
+    text = write_report(tmp_path).read_text()
+    assert text.count("<table") == (2 if key == "sheets" else 1)
+    assert "caption 1" in text
+    assert "&lt;1&gt;" in text
+
+
 def test_what_is_kept_is_small_and_leaves_the_rest(tmp_path):
     source, target = tmp_path / "results", tmp_path / "docs"
     claims_file(source, "cifar", "Figure 4: learning")

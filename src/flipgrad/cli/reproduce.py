@@ -29,7 +29,10 @@ def reproduce(
     output: Annotated[Path | None, typer.Option(help="Folder for results (default: results/SCALE).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results of other settings there.")] = False,
     data: Annotated[
-        Path | None, typer.Option(help="CIFAR-10's files (default: $FLIPGRAD_DATA/cifar10); smoke needs none.")
+        Path | None,
+        typer.Option(
+            help="CIFAR-10's files (default: $FLIPGRAD_DATA/cifar10; MNIST's: $FLIPGRAD_DATA/mnist); smoke needs none."
+        ),
     ] = None,
     augment: Annotated[
         str | None, typer.Option(help="For cifar: none,affine,flip-crop or some of them (default: the scale's).")

@@ -18,6 +18,7 @@ from flipgrad.estimators import DisARM, Estimator, Exact
 from flipgrad.gradeval.draws import Problem, Sampler, check_finite, default_workers
 from flipgrad.gradeval.reference import (
     Reference,
+    ReferenceLayer,
     can_be_exact,
     check_unbiased,
     drawn_reference,
@@ -192,10 +193,10 @@ def _measure(
         tally.add(draws)
         tell(name, len(draws))
     rate = samples / (time.perf_counter() - started)
-    return Measured(rate, sampler.vectorised, estimator.unbiased, _corrected(tally.accuracies(), truth))
+    return Measured(rate, sampler.vectorised, estimator.unbiased, corrected(tally.accuracies(), truth.layers))
 
 
-def _corrected(accuracies: list[Accuracy], truth: Reference) -> list[Accuracy]:
+def corrected(accuracies: Sequence[Accuracy], reference: Sequence[ReferenceLayer]) -> list[Accuracy]:
     """Biases without the part that is the reference's own error, and intervals that allow for two standard errors."""
     return [
         replace(
@@ -204,7 +205,7 @@ def _corrected(accuracies: list[Accuracy], truth: Reference) -> list[Accuracy]:
             bias_low=max(0.0, accuracy.bias_low - 2 * layer.error),
             bias_high=accuracy.bias_high + 2 * layer.error,
         )
-        for accuracy, layer in zip(accuracies, truth.layers, strict=True)
+        for accuracy, layer in zip(accuracies, reference, strict=True)
     ]
 
 

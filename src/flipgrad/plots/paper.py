@@ -34,6 +34,11 @@ class Section:
         return str(self.record.get("title", self.name)).partition(": ")[2] or str(self.record.get("title", self.name))
 
     @property
+    def sheets(self) -> list[Mapping[str, Any]]:
+        """Its tables; older result files have one, or none."""
+        return [sheet for sheet in self.record.get("sheets", [self.record.get("sheet")]) if sheet]
+
+    @property
     def made(self) -> str:
         """At which scale, in which time, by which command."""
         record = self.record

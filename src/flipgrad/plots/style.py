@@ -83,6 +83,13 @@ _TABLE: tuple[tuple[str, str, str, tuple[float, ...], float], ...] = (
     ("RELAX", "#3D95C4", ">", CONTROL, OTHER),
     ("DoubleCV", "#5477A8", "p", CONTROL, OTHER),
     ("Exact", "#000000", "*", DOTTED, OTHER),
+    ("PSA posterior", "#C2187A", "*", SOLID, OTHER),
+    ("PSA rao-blackwell", "#5B2DA8", "P", SOLID, OTHER),
+    ("PSA mean", "#00838F", "X", SOLID, OTHER),
+    ("PSA enhanced", "#5C8FE6", "8", SOLID, OTHER),
+    ("ST posterior", "#B8860B", "H", SOLID, OTHER),
+    ("ST rao-blackwell", "#8A5A44", "$R$", SOLID, OTHER),
+    ("ST mean", "#7A8B00", "$M$", SOLID, OTHER),
 )
 STYLES = {name: Style(colour, marker, dashes, width, rank) for rank, (name, colour, marker, dashes, width) in enumerate(_TABLE)}
 _MARKERS = "osD^v<>pPXhd"

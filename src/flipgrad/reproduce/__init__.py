@@ -1,10 +1,11 @@
-"""The paper's figures and tables from one command each: a file per figure, with the claims checked against the numbers."""
+"""The paper's figures and tables, and what lies beyond, from one command each, with the claims checked against the numbers."""
 
 from flipgrad.reproduce._cells import CellError
 from flipgrad.reproduce._dask import DaskRunner
 from flipgrad.reproduce._experiment import SCALES, Claim, Experiment, Workshop
 from flipgrad.reproduce._local import LocalRunner
 from flipgrad.reproduce.accuracy import Cosine, Rmse
+from flipgrad.reproduce.beyond import Beyond
 from flipgrad.reproduce.cifar import Cifar
 from flipgrad.reproduce.estimators import Estimators
 from flipgrad.reproduce.muprop import MuProp
@@ -30,6 +31,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Cifar(),
         MuProp(),
         Timing(),
+        Beyond(),
     )
 }
 

@@ -163,10 +163,14 @@ class Workshop:
         estimators: Sequence[str],
         samples: int,
         number: int = 0,
+        apart: str = "",
     ) -> Path:
-        """The result file with the accuracies of ``estimators``; measured now, those that are not there yet."""
+        """The result file with the accuracies of ``estimators``; measured now, those that are not there yet.
+
+        ``apart`` names a file of its own: figures show all estimators that are in theirs.
+        """
         name = _name(widths) + (f"-number-{number}" if number else "")
-        path = self.folder / "measured" / f"{name}-epoch-{epoch}-{samples}.json"
+        path = self.folder / "measured" / f"{name}-epoch-{epoch}-{samples}{f'-{apart}' if apart else ''}.json"
         found = _read(path) if path.exists() else {"estimators": {}}
         net, x, objective = self.network(widths, epoch, epochs, number), self.data.x, CrossEntropy(self.data.y)
         named = gradeval.by_name(estimators, lambda: exact.expected_loss(net, x, objective).detach())
@@ -233,27 +237,23 @@ class Experiment(ABC):
     def run(self, shop: Workshop) -> list[Claim]:
         """Measure what is missing, draw, and say what the numbers say."""
 
-    def sheet(self, shop: Workshop) -> Sheet | None:
-        """The table that the text has beside the claims, if there is one."""
-        return None
+    def sheets(self, shop: Workshop) -> list[Sheet]:
+        """The tables that the text has beside the claims, if there are some."""
+        return []
 
     @final
     def reproduce(self, shop: Workshop) -> str:
         """Run, and write ``NAME.json`` and ``NAME.md`` beside the figure; returns the text."""
         with shop.timed(self.name):
-            claims, sheet = self.run(shop), self.sheet(shop)
-        text = (
-            "\n".join(
-                [f"# {self.title}", "", *(str(claim) for claim in claims), "", *(sheet.markdown() if sheet else []), ""]
-            ).rstrip()
-            + "\n"
-        )
+            claims, sheets = self.run(shop), self.sheets(shop)
+        tables = [line for sheet in sheets for line in (*sheet.markdown(), "")]
+        text = "\n".join([f"# {self.title}", "", *(str(claim) for claim in claims), "", *tables]).rstrip() + "\n"
         record = {
             "figure": self.name,
             "title": self.title,
             "scale": shop.scale_name,
             "claims": [asdict(claim) for claim in claims],
-            "sheet": asdict(sheet) if sheet else None,
+            "sheets": [asdict(sheet) for sheet in sheets],
             "seconds": shop.spent(self.name),
         }
         files.write_json(shop.folder / f"{self.name}.json", {**record, "seed": shop.seed, **files.provenance()})

@@ -29,6 +29,8 @@ from flipgrad.training.config import AUTO
 RUN, IMAGES = "run", "images"
 # The variable that names the folder of data sets.
 VARIABLE = "FLIPGRAD_DATA"
+# Data sets whose files a person has to bring.
+NAMES = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
 
 
 @final
@@ -47,6 +49,7 @@ class Plan:
         trial_epochs: the length of each trial.
         trial_images: images of each trial; None for all.
         noise: of all units.
+        model: the network, by default the data set's own.
     """
 
     data: str
@@ -59,6 +62,7 @@ class Plan:
     trial_epochs: int
     trial_images: int | None
     noise: str = "logistic"
+    model: str = AUTO
 
     def cell(self, name: str, estimator: str, augment: str, seed: int, folder: Path | None, rate: float | str = AUTO) -> Cell:
         """The training with one ``estimator``; with a ``rate`` that is a number there is no search."""
@@ -83,6 +87,8 @@ class Plan:
             "eval_train": self.watched,
             "seed": seed,
         }
+        if self.model != AUTO:
+            values["model"] = self.model
         search = self.trials * self.trial_epochs if rate == AUTO else 0
         if self.images and self.trial_images:
             search = math.ceil(search * self.trial_images / self.images)
@@ -94,16 +100,21 @@ class Plan:
 def image_folder(plan: Plan, given: Path | None) -> Path | None:
     """The folder of the images of ``plan``, None if it needs none.
 
+    Args:
+        plan: says which images.
+        given: the folder of CIFAR-10. That of MNIST is named by the variable alone.
+
     Raises:
         InputError: if it needs one, none was given, and no variable names one.
     """
-    if plan.data != "cifar10":
+    if plan.data not in NAMES:
         return None
-    if given is not None:
+    if given is not None and plan.data == "cifar10":
         return given.resolve()
     if os.environ.get(VARIABLE):
-        return (Path(os.environ[VARIABLE]) / "cifar10").resolve()
-    raise InputError(f"this scale trains on CIFAR-10: give the folder of its files with --data, or ${VARIABLE}/cifar10")
+        return (Path(os.environ[VARIABLE]) / plan.data).resolve()
+    ways = f"with --data, or ${VARIABLE}/cifar10" if plan.data == "cifar10" else f"as ${VARIABLE}/{plan.data}"
+    raise InputError(f"this scale trains on {NAMES[plan.data]}: give the folder of its files {ways}")
 
 
 def train_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
@@ -113,8 +124,7 @@ def train_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
         ``rate``, the ``trials`` of the search, ``curves`` with a number for every epoch, and ``diverged``, which says what
         happened if the training came to no end. A search in which all rates diverge leaves no rate and no curves.
     """
-    config = TrainConfig.from_json({**settings["config"], "data_folder": place.inputs.get(IMAGES)})
-    data = _fewer(load_data(config), settings["images"], settings["held_out"], config.seed)
+    config, data = prepared(settings, place)
     path = place.folder / RUN
     known = (path / RunFolder.CONFIG).is_file()
     with RunFolder.reopen(path) if known else RunFolder(path, overwrite=True) as folder:
@@ -130,6 +140,12 @@ def train_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
             rate, trials = found["rate"], found["trials"]
         diverged = _train(replace(config, lr=rate), data, folder, place, share)
         return {"rate": rate, "trials": trials, "curves": _curves(path / RunFolder.METRICS), "diverged": diverged}
+
+
+def prepared(settings: Mapping[str, Any], place: Place) -> tuple[TrainConfig, DataSet]:
+    """The configuration of a training, and its examples."""
+    config = TrainConfig.from_json({**settings["config"], "data_folder": place.inputs.get(IMAGES)})
+    return config, _fewer(load_data(config), settings["images"], settings["held_out"], config.seed)
 
 
 class _NoRateError(Exception):

@@ -58,6 +58,7 @@ RECORDED: dict[str, dict[str, Recorded]] = {
     "cifar": {"smoke": Recorded(20, 24), "small": Recorded(12_000, 8), "paper": Recorded(5e6, 24)},
     "muprop": {"smoke": Recorded(5, 7), "small": Recorded(1000, 7), "paper": Recorded(1e7, 7)},
     "timing": {"smoke": Recorded(4), "small": Recorded(120), "paper": Recorded(350)},
+    "beyond": {"smoke": Recorded(15, 2), "small": Recorded(2600, 2), "paper": Recorded(1e5, 8)},
 }
 
 

@@ -103,6 +103,18 @@ SOURCES = {
         "Not in the paper",
         "Bias and spread of every estimator of this library, the newer ones included, with one draw.",
     ),
+    "beyond": Source(
+        "Beyond the paper",
+        "PSA averages over paths from a unit to the loss, but the gradient of a weight still multiplies by the sampled "
+        "state of its input, and the head's by that of the last layer. These can be averaged, too: given all other "
+        "units (rao-blackwell), given the next layer (posterior), or given the layer before (mean). Errors, biases and "
+        "errors at equal cost of every option in every layer, against the exact gradient in small networks and against "
+        "very many draws of PSA in wide ones; what a gradient costs; and trainings over a grid of learning rates.",
+        {
+            "beyond-wide": "The same in wide networks, relative to PSA's own expectation.",
+            "beyond-training": "Training losses over learning rates, and at the best rate over time.",
+        },
+    ),
 }
 
 

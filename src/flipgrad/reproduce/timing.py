@@ -75,8 +75,8 @@ class Timing(Experiment):
         ours = self._stored(shop)
         return [within_the_papers("PSA", ours), within_the_papers("ST", ours), epoch_of_psa(ours)]
 
-    def sheet(self, shop: Workshop) -> Sheet:
-        return table(self._stored(shop))
+    def sheets(self, shop: Workshop) -> list[Sheet]:
+        return [table(self._stored(shop))]
 
     def _stored(self, shop: Workshop) -> dict[str, Times]:
         stored = shop.load(shop.folder / shop.MEASURED / f"{self.name}.json")

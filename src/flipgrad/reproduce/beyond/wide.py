@@ -1,0 +1,185 @@
+"""Wide networks, where the exact gradient is out of reach: options against the mean of very many draws of PSA.
+
+That mean is PSA's own expectation. It is the exact gradient in the last layer and the head, and biased elsewhere.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any, final
+
+import numpy
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from flipgrad import files
+from flipgrad.data import DataSet, Split
+from flipgrad.estimators import Estimator
+from flipgrad.gradeval.draws import Problem, check_finite, one_by_one
+from flipgrad.gradeval.evaluate import corrected
+from flipgrad.gradeval.reference import ReferenceLayer
+from flipgrad.gradeval.statistics import Tally
+from flipgrad.objectives import CrossEntropy
+from flipgrad.reproduce._cells import Cell, Place
+from flipgrad.reproduce._experiment import Workshop
+from flipgrad.reproduce._training import RUN, prepared
+from flipgrad.reproduce.beyond.draws import WAYS, made
+from flipgrad.reproduce.beyond.options import OPTIONS, Net, named, per_layer
+from flipgrad.reproduce.beyond.rates import MEASURED, Setting
+from flipgrad.sampling import Stream
+from flipgrad.training import RunFolder, TrainConfig, make_net
+
+# What a cell of options is given: the folder of the reference's.
+REFERENCE, PROBLEM = "reference", "problem.safetensors"
+# Images that the data-dependent initialisation looks at, and draws that are held at once.
+INITIAL, ROWS = 256, 8
+STATES = {"start": "at the start", "trained": "trained"}
+
+
+@final
+@dataclass(frozen=True)
+class Effort:
+    """How many data points, draws of the reference, and draws of every option."""
+
+    points: int
+    reference: int
+    draws: int
+
+
+# Of fully connected networks, and of convolutions.
+EFFORTS = {
+    "smoke": (Effort(8, 60, 12), Effort(4, 60, 12)),
+    "small": (Effort(64, 4000, 200), Effort(16, 800, 60)),
+    "paper": (Effort(64, 40_000, 2500), Effort(16, 15_000, 1000)),
+}
+
+
+def measure(shop: Workshop, settings: Sequence[Setting], costs: Mapping[str, Mapping[str, float]]) -> list[Net]:
+    """The accuracy of every option in the networks that are looked at, before and after their training."""
+    kinds = dict(zip(("fc", "conv"), EFFORTS[shop.scale_name], strict=True))
+    wanted = [
+        (setting, state, kinds[setting.key.partition("-")[0]])
+        for setting in settings
+        if setting.looked_at is not None
+        for state in STATES
+    ]
+    root = shop.folder / shop.CELLS
+    references = [_reference(shop, setting, state, effort, root) for setting, state, effort in wanted]
+    stored = shop.cells("beyond", references)
+    every = {label: (option, "one") for option in OPTIONS for label in [named(option)[0]]} | WAYS
+    cells = {
+        (reference.name, label): _option(reference, *way, effort, root)
+        for reference, (_, _, effort) in zip(references, wanted, strict=True)
+        for label, way in every.items()
+    }
+    records = shop.cells("beyond", list(cells.values()))
+    nets = []
+    for reference, (setting, state, effort) in zip(references, wanted, strict=True):
+        layers = [layer["name"] for layer in stored[reference.name]["result"]["layers"]]
+        worst = max(layer["error"] for layer in stored[reference.name]["result"]["layers"])
+        found = {label: records[cells[reference.name, label].name]["result"]["layers"] for label in every}
+        numbers = {label: per_layer(entries) for label, entries in found.items()}
+        words = f"the mean of {effort.reference:,} draws of PSA (its own relative error at most {worst:.2g})"
+        nets.append(
+            Net(
+                f"{setting.title}, {STATES[state]}",
+                f"{setting.title},\n{STATES[state]}",
+                True,
+                words,
+                layers,
+                {label: numbers[label] for label in numbers if label not in WAYS},
+                {label: numbers[label] for label in WAYS},
+                costs[setting.key],
+            )
+        )
+    return nets
+
+
+def _reference(shop: Workshop, setting: Setting, state: str, effort: Effort, root: Path) -> Cell:
+    training = setting.cell(shop, MEASURED, setting.looked_at or 0.0)
+    settings = {**training.settings, "trained": state == "trained", "points": effort.points, "draws": effort.reference}
+    inputs = {**training.inputs, RUN: str(training.folder(root) / RUN)}
+    return Cell(f"beyond-{setting.key}-{state}-reference", reference_cell, settings, effort.reference, inputs)
+
+
+def _option(reference: Cell, option: str, way: str, effort: Effort, root: Path) -> Cell:
+    settings = {**reference.settings, "option": option, "way": way, "option_draws": effort.draws}
+    name = f"{reference.name.removesuffix('reference')}{option}" + ("" if way == "one" else f"-{way.replace(' ', '-')}")
+    return Cell(name, option_cell, settings, effort.draws, {REFERENCE: str(reference.folder(root))})
+
+
+def reference_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Draw the reference, and store it with the network and the data points.
+
+    Returns:
+        The ``layers``: the reference's length in each, and its own standard error relative to that.
+    """
+    config, data = prepared(settings, place)
+    net = make_net(config, data)
+    if settings["trained"]:
+        weights = safetensors.torch.load_file(Path(place.inputs[RUN]) / RunFolder.WEIGHTS)
+        net.load_state_dict(weights)
+    else:
+        net.initialize(data.train.x[:INITIAL], generator=torch.Generator().manual_seed(config.seed))
+    x, y = (part[: settings["points"]].clone() for part in (data.train.x, data.train.y))
+    problem, count = Problem(net, x, CrossEntropy(y)), settings["draws"]
+    layers = problem.layers()
+    total, squares = torch.zeros(2, layers["all"].stop, dtype=torch.float64)
+    for draws in _draws(problem, named(MEASURED)[1], count, config.seed, "reference", place.tick):
+        check_finite(draws, layers, named(MEASURED)[0])
+        total += draws.sum(0, dtype=torch.float64)
+        squares += draws.double().square().sum(0)
+    gradient = total / count
+    # Of the mean.
+    variance = (squares / count - gradient.square()) / (count - 1)
+    known = [_known(name, float(gradient[part].square().sum()), float(variance[part].sum())) for name, part in layers.items()]
+    weights = {f"net.{name}": tensor.detach().clone().contiguous() for name, tensor in net.state_dict().items()}
+    found = {"gradient": gradient, "known": torch.tensor([[layer.length, layer.error] for layer in known])}
+    files.write(place.folder / PROBLEM, safetensors.torch.save({**weights, **found, "x": x, "y": y}))
+    return {"layers": [asdict(layer) for layer in known]}
+
+
+def _known(layer: str, squared: float, variance: float) -> ReferenceLayer:
+    """Length and relative error of a noisy mean: its squared length holds its variance, too."""
+    length = sqrt(max(squared - variance, variance))
+    return ReferenceLayer(layer, length, sqrt(variance) / length)
+
+
+def option_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Draw gradients of one option.
+
+    Returns:
+        The ``layers``: accuracies as :mod:`flipgrad.gradeval` has them, relative to the reference's length. The bias is the
+        distance of the option's mean from the reference, without the reference's own error.
+    """
+    stored = safetensors.torch.load_file(Path(place.inputs[REFERENCE]) / PROBLEM)
+    x, y = stored["x"], stored["y"]
+    data = DataSet(settings["config"]["data"], Split(x, y), Split(x, y), classes=10, background=0.0)
+    config = TrainConfig.from_json(settings["config"])
+    net = make_net(config, data)
+    net.load_state_dict({name[4:]: tensor for name, tensor in stored.items() if name.startswith("net.")})
+    problem, count = Problem(net, x, CrossEntropy(y)), settings["option_draws"]
+    option, way = settings["option"], settings["way"]
+    layers = problem.layers()
+    tally = Tally(stored["gradient"], layers, count)
+    for draws in _draws(problem, made(option, way), count, config.seed, f"{option} {way}", place.tick):
+        check_finite(draws, layers, option)
+        tally.add(draws)
+    known = [ReferenceLayer(layer, *numbers) for layer, numbers in zip(layers, stored["known"].tolist(), strict=True)]
+    return {"layers": [asdict(accuracy) for accuracy in corrected(tally.accuracies(), known)]}
+
+
+def _draws(
+    problem: Problem, estimator: Estimator, count: int, seed: int, name: str, tick: Callable[[float], None]
+) -> Iterator[Tensor]:
+    """One after the other: in wide networks that is faster than many at once."""
+    (state,) = numpy.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1, numpy.uint64)
+    stream = Stream(int(state) >> 1, problem.x.device)
+    for start in range(0, count, ROWS):
+        yield one_by_one(problem, estimator, min(ROWS, count - start), stream)
+        tick(min(1.0, (start + ROWS) / count))
