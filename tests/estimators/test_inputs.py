@@ -10,6 +10,7 @@ from torch import nn
 
 import flipgrad as fg
 from flipgrad.errors import InputError
+from flipgrad.estimators.names import by_name
 
 FORCED = 1e6
 
@@ -286,3 +287,14 @@ def test_evaluation_needs_no_prior():
     fg.use(net, fg.PSA(inputs="posterior"))
     with torch.no_grad():
         assert net(torch.randn(4, 2)).shape == (4, 2)
+
+
+def test_ways_of_averaging_have_names():
+    named = by_name(["psa:sampled", "PSA:posterior", "st", "st:rao-blackwell", "psa:enhanced"], lambda: torch.zeros(1))
+    assert list(named) == ["PSA", "PSA posterior", "ST", "ST rao-blackwell", "PSA enhanced"]
+    assert (named["PSA"].inputs, named["PSA"].head_gradient) == ("sampled", "sampled")
+    assert (named["PSA posterior"].inputs, named["PSA posterior"].head_gradient) == ("posterior", "rao-blackwell")
+    assert isinstance(named["ST rao-blackwell"], fg.ST)
+    for wrong in ("psa:best", "psa:", "tanh:mean"):
+        with pytest.raises(InputError, match="unknown estimator"):
+            by_name([wrong], lambda: torch.zeros(1))

@@ -44,7 +44,10 @@ class _Subject:
 def gradeval(
     widths: Annotated[str, typer.Option(help="Units of every binary layer.")] = "5-5-5",
     estimators: Annotated[
-        str, typer.Option(help=f"Comma-separated, of {', '.join(ESTIMATORS)}; concrete:0.1, arms:8, reinforce+mean work, too.")
+        str,
+        typer.Option(
+            help=f"Comma-separated, of {', '.join(ESTIMATORS)}; psa:posterior, concrete:0.1, arms:8, reinforce+mean work, too."
+        ),
     ] = PAPER,
     samples: Annotated[int, typer.Option(help="Draws per estimator.")] = 10_000,
     noise: Annotated[str, typer.Option(help="Noise of the units: logistic, normal, laplace, uniform.")] = "logistic",
