@@ -150,7 +150,7 @@ def grid(ours: float, theirs: float, *, diverged: bool = False, cost: float = 1.
         Trained("PSA", 0.3, [2.0, theirs], None),
         Trained("PSA posterior", 0.3, [2.0, ours], trouble),
     ]
-    return Grid("a net", [0.1, 0.3], 2, runs, {"ST": 0.5, "PSA": 1.0, "PSA posterior": cost})
+    return Grid("a net", "few images", [0.1, 0.3], 2, runs, {"ST": 0.5, "PSA": 1.0, "PSA posterior": cost})
 
 
 def test_claims_follow_the_numbers():

@@ -61,7 +61,7 @@ def _everywhere(
     numbers = [number for number, _ in values]
     told = f"{min(numbers):.2f} to {max(numbers):.2f}; it is so in {len(values) - len(bad)} of {len(values)} places"
     shown = ", ".join(f"{number:.2f} in {place}" for number, place in bad[:TOLD])
-    more = f" and {len(bad) - TOLD} others" if len(bad) > TOLD else ""
+    more = f" and {len(bad) - TOLD} more" if len(bad) > TOLD else ""
     return Claim(text, not bad, f"{told}, not: {shown}{more}" if bad else told)
 
 

@@ -123,6 +123,7 @@ class Grid:
 
     Attributes:
         title: of the setting.
+        words: what is trained on, and how long.
         rates: all that were tried.
         epochs: of every training.
         runs: the trainings.
@@ -130,6 +131,7 @@ class Grid:
     """
 
     title: str
+    words: str
     rates: list[float]
     epochs: int
     runs: list[Trained]
@@ -160,7 +162,8 @@ class Grid:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         runs = [{"method": r.method, "rate": r.rate, "losses": r.losses, "diverged": r.diverged} for r in self.runs]
-        return {"title": self.title, "rates": self.rates, "epochs": self.epochs, "runs": runs, "cost": dict(self.cost)}
+        facts = {"title": self.title, "words": self.words, "rates": self.rates}
+        return {**facts, "epochs": self.epochs, "runs": runs, "cost": dict(self.cost)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Grid:
@@ -189,5 +192,8 @@ def train(shop: Workshop, settings: Sequence[Setting], costs: Mapping[str, Mappi
         labels = [named(method)[0] for method in setting.methods]
         runs = [run(setting, method, rate) for method in setting.methods for rate in setting.rates]
         cost = {label: costs[setting.key][label] for label in labels}
-        grids.append(Grid(setting.title, list(setting.rates), setting.plan.epochs, runs, cost))
+        plan = setting.plan
+        images = "all" if plan.images is None else f"{plan.images:,}"
+        words = f"{images} images, {plan.epochs} epoch{'s' * (plan.epochs > 1)}, {plan.noise} noise"
+        grids.append(Grid(setting.title, words, list(setting.rates), setting.plan.epochs, runs, cost))
     return grids

@@ -103,7 +103,9 @@ def trainings(grids: Sequence[Grid]) -> Sheet:
 
     return Sheet(
         "Trainings: the training loss after all epochs at every rate (—: diverged), the largest stable rate, the lowest loss "
-        "after equal epochs, and that after equal time.",
+        "after equal epochs, and that after equal time. Batches of 64, momentum 0.9; "
+        + "; ".join(f"{grid.title}: {grid.words}" for grid in grids)
+        + ".",
         ["network, option", *(f"rate {rate}" for rate in rates), "largest stable", "equal epochs", "equal time"],
         [row(grid, method) for grid in grids for method in grid.methods],
     )

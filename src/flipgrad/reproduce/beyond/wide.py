@@ -54,7 +54,7 @@ class Effort:
 # Of fully connected networks, and of convolutions.
 EFFORTS = {
     "smoke": (Effort(8, 60, 12), Effort(4, 60, 12)),
-    "small": (Effort(64, 4000, 200), Effort(16, 800, 60)),
+    "small": (Effort(64, 3000, 120), Effort(16, 500, 40)),
     "paper": (Effort(64, 40_000, 2500), Effort(16, 15_000, 1000)),
 }
 
