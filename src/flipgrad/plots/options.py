@@ -214,7 +214,7 @@ def _rates(axes: Axes, grid: Mapping[str, Any], options: Sequence[str]) -> None:
     axes.xaxis.set_major_locator(FixedLocator(rates))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("rate (×: diverged, or above)", labelpad=2)
+    axes.set_xlabel("learning rate (×: above)", labelpad=2)
 
 
 def _times(axes: Axes, grid: Mapping[str, Any], options: Sequence[str]) -> None:

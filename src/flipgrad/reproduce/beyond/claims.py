@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from math import isfinite
 
 from flipgrad.reproduce._experiment import Claim
@@ -66,14 +67,17 @@ def _everywhere(
 
 
 def less_error(nets: Sequence[Net], option: str, kind: str) -> Claim:
-    """The RMSE of one draw over PSA's."""
-    return _everywhere(
+    """The RMSE of one draw over PSA's; where no option changes anything, the same ratio tells what is chance."""
+    found = _everywhere(
         f"{option} has a lower error than PSA with one draw in every layer with binary inputs, and in the head ({kind}; RMSE "
         "over that of PSA)",
         _averaged(nets),
         lambda net, layer: net.ratio(option, "rmse", layer),
         lambda ratio: ratio < 1,
     )
+    chance = [net.ratio(option, "rmse", "layer 1") for net in nets]
+    told = f"{found.numbers}. In layer 1, which no option changes: {min(chance):.2f} to {max(chance):.2f}, by chance"
+    return replace(found, numbers=told)
 
 
 def same_mean(nets: Sequence[Net], kind: str) -> Claim:
