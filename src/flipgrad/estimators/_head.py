@@ -7,8 +7,9 @@ That gradient is one of three, all unbiased:
 - "rao-blackwell": the gradient of the weight :math:`W_{ki}` of a linear head, :math:`d_k(x)\, x_i` with
   :math:`d = \partial f / \partial` logits, averaged over the two states of its own unit i: with the probability
   :math:`\pi_i` of the state opposite to the sampled one, :math:`x_i [(1 - \pi_i)\, d_k(x) - \pi_i\, d_k(x_{\downarrow i})]`.
-  Its variance is never larger, and much smaller at wide heads. The bias, which has no unit of its own, is enhanced. A head
-  that is not linear, or that :class:`flipgrad.Concat` comes before, has no such form: its gradient is that of the sample.
+  Its variance is never larger than that of the sample, and much smaller at wide heads. The bias, which has no unit of its
+  own, is enhanced. A head that is not linear, or that :class:`flipgrad.Concat` comes before, has no such form: its gradient
+  is that of the sample.
 
 Flips are evaluated in chunks of bounded memory.
 """

@@ -9,7 +9,8 @@ states given all others: with the prior probability :math:`p_i` of the sampled s
 its posterior given the layer's states y is :math:`q_i = p_i / (p_i + (1 - p_i)\, r_i)`. Then
 
 - "rao-blackwell" is :math:`x_i [q_i h_j(a_j) - (1 - q_i)\, h_j(a_j - 2A_{ji}x_i)]`: the conditional expectation, so the same
-  mean as with sampled inputs and never a larger variance;
+  mean as with sampled inputs and never a larger variance (a weight that several units share, in a convolution, adds up
+  such terms: then the variance is smaller as a rule, not always);
 - "posterior" leaves out the change of h: :math:`h_j(a_j)\, x_i (2q_i - 1)`, one ordinary weight gradient;
 - "mean" takes the prior's mean: :math:`h_j(a_j)\, m_i`, which costs nothing, has the least variance and more bias;
 - "sampled" takes :math:`x_i`, as the paper does;
@@ -36,6 +37,9 @@ from flipgrad.noise import Noise
 from flipgrad.priors import Prior
 
 InputRule = Literal["auto", "sampled", "mean", "posterior", "rao-blackwell"]
+
+# The weight's place among the tensors of functions that are evaluated for many draws.
+WEIGHT = 3
 
 # Differentiable states from the pre-activations, which carry the parameters' gradients, and the sampled states.
 Attach = Callable[[Tensor, Tensor], Tensor]
@@ -149,15 +153,7 @@ class _LogRatio(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
         *tensors, posterior = inputs
-        x, a, states, weight = leading(info.batch_size, in_dims, tensors)
-        apply: Any = _LogRatio.apply
-        if not bool((weight == weight[:1]).all()):
-            draws = zip(x, a, states, weight, strict=True)
-            return torch.stack([apply(*draw, posterior) for draw in draws]), 0
-        if isinstance(posterior.affine, LinearMap):
-            # It takes any dimensions in front.
-            return apply(x, a, states, weight[0], posterior), 0
-        return apply(x.flatten(0, 1), a.flatten(0, 1), states.flatten(0, 1), weight[0], posterior).view_as(x), 0
+        return over_draws(_LogRatio.apply, info.batch_size, in_dims, tensors, posterior.affine, posterior)
 
 
 @final
@@ -226,7 +222,33 @@ class _SlopeProduct(torch.autograd.Function):
         return product.view_as(weight), 0
 
 
+def over_draws(
+    apply: Any, draws: int, in_dims: tuple[int | None, ...], tensors: list[Tensor], affine: Affine, *others: Any
+) -> tuple[Tensor, int]:
+    """What ``apply`` gives for many draws: one large batch where they share the weight, else one after the other.
+
+    Args:
+        apply: takes ``tensors``, of which the fourth is the weight and any may be None, and ``others``.
+        draws: how many.
+        in_dims: the dimension of the draws in every tensor, None where they share it.
+        tensors: of all draws.
+        affine: the layer's map.
+        others: what is no tensor.
+    """
+    every = leading(draws, in_dims, tensors)
+    weight = every[WEIGHT]
+    if not bool((weight == weight[:1]).all()):
+        each = ([None if t is None else t[draw] for t in every] for draw in range(draws))
+        return torch.stack([apply(*one, *others) for one in each]), 0
+    # It takes any dimensions in front.
+    as_they_are = isinstance(affine, LinearMap)
+    batch = [t if t is None or as_they_are else t.flatten(0, 1) for t in every]
+    batch[WEIGHT] = weight[0]
+    result: Tensor = apply(*batch, *others)
+    return result if as_they_are else result.unflatten(0, (draws, -1)), 0
+
+
 def leading(draws: int, in_dims: tuple[int | None, ...], tensors: list[Tensor]) -> list[Tensor]:
     """The tensors of all draws, these in the first dimension; what the draws share is expanded."""
     pairs = zip(tensors, in_dims, strict=False)
-    return [t.expand(draws, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in pairs]
+    return [t if t is None else t.expand(draws, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in pairs]

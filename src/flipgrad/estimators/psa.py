@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flipgrad.affine import Affine, LinearMap
+from flipgrad.affine import Affine
 from flipgrad.estimators import _inputs
 from flipgrad.estimators._base import LocalEstimator
 from flipgrad.estimators._head import HeadGradient, check_head, head_losses
@@ -49,8 +49,8 @@ class PSA(LocalEstimator):
             and "sampled" in the others.
         head: the gradient in the head's own parameters. "sampled" is that of the sampled loss; "enhanced" averages it over
             flips of the last layer's units with the paper's weight 1/n; "rao-blackwell" averages that of each weight of a
-            linear head over its own unit's two states (and is "sampled" for other heads). All have the same mean, and
-            variances never larger than the one before. The second needs the last binary layer right before the head.
+            linear head over its own unit's two states (and is "sampled" for other heads). All have the same mean; the
+            latter two have no larger variance than the first. The second needs the last binary layer right before the head.
         flip_head: whether the loss is evaluated at every flip of the last layer's units. A linear head does that fast, any
             other module is evaluated on all flipped states; False linearises the head instead, as ST does.
         tolerance: the relative error that is allowed in every layer's flip product; large layers then cost two or three
@@ -90,7 +90,7 @@ class PSA(LocalEstimator):
             flipped = call.x if call.binary else None
             weight = call.affine.parameter.detach()
             states: Tensor = _FlipStates.apply(  # type: ignore[no-untyped-call]
-                a, flipped, weight, sampled, call.affine, call.noise, self.tolerance
+                a, flipped, sampled, weight, call.affine, call.noise, self.tolerance
             )
             return states
 
@@ -111,13 +111,13 @@ class _FlipStates(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        a: Tensor, x: Tensor | None, weight: Tensor, states: Tensor, affine: Affine, noise: Noise, tolerance: float
+        a: Tensor, x: Tensor | None, states: Tensor, weight: Tensor, affine: Affine, noise: Noise, tolerance: float
     ) -> Tensor:
         return states.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        a, x, weight, _, ctx.affine, ctx.noise, ctx.tolerance = inputs
+        a, x, _, weight, ctx.affine, ctx.noise, ctx.tolerance = inputs
         ctx.save_for_backward(a, x, weight)
 
     @staticmethod
@@ -133,16 +133,4 @@ class _FlipStates(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
         """Draws are one large batch where they share the weight, else evaluated one by one."""
         *tensors, affine, noise, tolerance = inputs
-        leading: Any = [
-            [None] * info.batch_size if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip(tensors, in_dims[:4], strict=True)
-        ]
-        apply: Any = _FlipStates.apply
-        a, x, weight, states = leading
-        if bool((weight == weight[:1]).all()):
-            if isinstance(affine, LinearMap):
-                # It takes any dimensions in front.
-                return apply(a, x if isinstance(x, Tensor) else None, weight[0], states, affine, noise, tolerance), 0
-            units = x.flatten(0, 1) if isinstance(x, Tensor) else None
-            return apply(a.flatten(0, 1), units, weight[0], states.flatten(0, 1), affine, noise, tolerance).view_as(states), 0
-        return torch.stack([apply(*each, affine, noise, tolerance) for each in zip(*leading, strict=True)]), 0
+        return _inputs.over_draws(_FlipStates.apply, info.batch_size, in_dims, tensors, affine, affine, noise, tolerance)
