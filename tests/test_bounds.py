@@ -231,6 +231,46 @@ def test_the_mean_of_draws_is_that_of_a_loop(problem, estimator):
     assert_same(gradients(losses.sum(), net), gradients(loop.sum(), net))
 
 
+@pytest.mark.parametrize("estimator", [fg.PSA(), fg.ST(), fg.REINFORCE()], ids=["PSA", "ST", "REINFORCE"])
+def test_antithetic_draws_are_pairs_with_opposite_noise(problem, estimator):
+    net, x, objective = problem
+    generator = torch.Generator().manual_seed(0)
+    half = [layer.noise.sample((6, 3), generator=generator, dtype=x.dtype) for layer in net.binary_layers]
+    pairs = bounds.mean_losses(
+        net, x, objective, 4, estimator=estimator, generator=torch.Generator().manual_seed(0), antithetic=True
+    )
+    handed_in = bounds.mean_losses(net, x, objective, 4, estimator=estimator, noise=[torch.cat([z, -z]) for z in half])
+    assert_same(pairs, handed_in, 0)
+    assert_same(gradients(pairs.sum(), net), gradients(handed_in.sum(), net), 0)
+
+
+def test_antithetic_draws_have_the_same_mean_and_less_variance():
+    """Of the head's gradient, which is unbiased: within 5 standard errors; the variances differ by far more than chance."""
+    net, x, objective = fully_connected(2, 8, 8, 3, scale=1.0), *batch((3, 2))
+    exact.expected_loss(net, x, objective).mean().backward()
+    truth, draws = net.head.weight.grad.clone(), {}
+    for antithetic in (False, True):
+        generator, found = torch.Generator().manual_seed(0), []
+        for _ in range(1500):
+            loss = bounds.mean_losses(net, x, objective, 2, estimator=fg.ST(), generator=generator, antithetic=antithetic)
+            found.append(gradients(loss.mean(), net)["head.weight"])
+        draws[antithetic] = torch.stack(found)
+    error = draws[True].std(0) / 1500**0.5
+    assert bool(((draws[True].mean(0) - truth).abs() < 5 * error).all())
+    independent, pairs = (draws[key].var(0).sum() for key in (False, True))
+    assert pairs < 0.8 * independent
+
+
+def test_refuses_what_has_no_pairs(problem):
+    net, x, objective = problem
+    with pytest.raises(fg.InputError, match="samples=3: antithetic draws come in pairs; give an even number"):
+        bounds.mean_losses(net, x, objective, 3, antithetic=True)
+    with pytest.raises(fg.InputError, match="antithetic=True draws noise for pairs: give an even batch, and no noise"):
+        net(x, objective, antithetic=True)
+    with pytest.raises(fg.InputError, match="antithetic=True draws noise for pairs: give an even batch, and no noise"):
+        bounds.mean_losses(net, x, objective, 2, antithetic=True, noise=[torch.zeros(6, 3)] * 2)
+
+
 @pytest.mark.parametrize("function", [bounds.mean_losses, bounds.bound_losses])
 def test_baselines_know_which_example_a_copy_is_of(problem, function):
     net, x, objective = problem

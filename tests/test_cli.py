@@ -182,6 +182,13 @@ def test_training_by_the_bound(tmp_path, capsys):
     assert flipgrad(capsys, "train", *SMALL, *options)[0] == 0
 
 
+def test_training_with_antithetic_draws(tmp_path, capsys):
+    run = tmp_path / "run"
+    options = ("--samples", "2", "--draws", "antithetic", "--epochs", "1", "--output", str(run))
+    assert flipgrad(capsys, "train", *SMALL, *options)[0] == 0
+    assert json.loads((run / "config.json").read_text())["config"]["draws"] == "antithetic"
+
+
 def test_a_schedule_that_ends_cannot_be_made_longer(tmp_path, capsys):
     run = str(tmp_path / "run")
     flipgrad(capsys, "train", *SMALL, "--epochs", "1", "--schedule", "cosine", "--output", run)

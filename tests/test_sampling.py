@@ -10,7 +10,7 @@ import torch
 import flipgrad as fg
 from flipgrad import sampling
 from flipgrad.flips import native
-from flipgrad.sampling import WORTH_IT, Fresh, Stream, compiled_draws, fresh, given, states
+from flipgrad.sampling import WORTH_IT, Fresh, Mirrored, Stream, compiled_draws, fresh, given, states
 
 NOISES = [fg.Logistic(), fg.Logistic(0.5), fg.Normal(), fg.Laplace(), fg.Uniform(3.0)]
 
@@ -31,6 +31,23 @@ def test_states_have_their_probabilities(noise, source, compiled, monkeypatch):
     p = noise.cdf(a[0].double())
     error = (p * (1 - p) / count).sqrt()
     assert bool((((x.double().mean(0) + 1) / 2 - p).abs() <= 5 * error + 1e-9).all())
+
+
+@pytest.mark.parametrize("noise", NOISES, ids=str)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_mirrored_noise_is_the_opposite_in_the_second_half(noise, compiled, monkeypatch):
+    """sign(a - Z) and sign(a + Z): opposite states for opposite pre-activations, and each half has its own probabilities."""
+    if not compiled:
+        monkeypatch.setattr(native, "_library", None)
+    count = 20_000
+    a = torch.linspace(-3, 3, 7).expand(count, 7).contiguous()
+    draw = Mirrored(Fresh(torch.Generator().manual_seed(0)))
+    opposite = states(draw, noise, torch.cat([a, -a])).chunk(2)
+    assert torch.equal(opposite[0], -opposite[1])
+    p = noise.cdf(a[0].double())
+    error = (p * (1 - p) / count).sqrt()
+    for half in states(draw, noise, torch.cat([a, a])).chunk(2):
+        assert bool((((half.double().mean(0) + 1) / 2 - p).abs() <= 5 * error + 1e-9).all())
 
 
 def test_the_same_generator_gives_the_same_states():

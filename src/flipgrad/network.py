@@ -18,7 +18,7 @@ from flipgrad.norms import Norm, per_channel, whiten
 from flipgrad.objectives import Objective
 from flipgrad.plan import Apply, Plan, Sample, Step, plan
 from flipgrad.priors import Prior
-from flipgrad.sampling import Draw, fresh, given
+from flipgrad.sampling import Draw, Mirrored, fresh, given
 
 # Turns one layer's evaluation into that layer's states: an estimator's rule, or a plain sample.
 Visit = Callable[[LayerCall], Tensor]
@@ -100,6 +100,7 @@ class Sequential(nn.Module):
         estimator: LossRule | None = None,
         generator: Generator | None = None,
         noise: Sequence[Tensor] | None = None,
+        antithetic: bool = False,
         index: Tensor | None = None,
     ) -> Tensor:
         """Outputs of one sampled pass, or losses that carry an estimator's gradient.
@@ -110,6 +111,8 @@ class Sequential(nn.Module):
             estimator: how to differentiate the expected loss; by default the one given to :func:`flipgrad.use`, or PSA.
             generator: the source of randomness.
             noise: Z of every binary layer in order, instead of drawing it; each broadcasts to its pre-activations.
+            antithetic: draw noise for the first half of the batch, and give the second half the opposite of it. Useful where
+                the second half repeats the first, see :func:`flipgrad.bounds.mean_losses`.
             index: the examples' numbers in the data set, [B]; some estimators remember something of each example.
 
         Returns:
@@ -118,6 +121,10 @@ class Sequential(nn.Module):
         _check_input(x)
         check_instance(estimator)
         draw = self._draw(generator, noise)
+        if antithetic:
+            if noise is not None or len(x) % 2:
+                raise InputError("antithetic=True draws noise for pairs: give an even batch, and no noise")
+            draw = Mirrored(draw)
         if objective is None:
             states = self.run(self.front(x), lambda call: (call.layer.estimator or UNDEFINED).states(call), draw)
             return self.outputs(states)

@@ -28,10 +28,18 @@ class Draw(Protocol):
 def states(draw: Draw, noise: Noise, a: Tensor) -> Tensor:
     """States sign(a - Z) with the source's noise, without a gradient."""
     a = a.detach()
-    numbers = compiled_draws(draw, a)
-    if numbers is None:
-        return sign(a - draw(noise, a))
-    return native.sample_states(a, noise, *numbers)
+    if isinstance(draw, Mirrored):
+        first, second = a.tensor_split(2)
+        numbers = compiled_draws(draw.source, first)
+        if numbers is not None:
+            # sign(a + Z) from the random numbers that gave Z.
+            opposite = native.sample_states(-second, noise, *numbers).neg_()
+            return torch.cat([native.sample_states(first, noise, *numbers), opposite])
+    else:
+        numbers = compiled_draws(draw, a)
+        if numbers is not None:
+            return native.sample_states(a, noise, *numbers)
+    return sign(a - draw(noise, a))
 
 
 def compiled_draws(draw: Draw, a: Tensor, count: int = 1) -> tuple[int, int] | None:
@@ -91,6 +99,21 @@ class Stream:
         """See :func:`compiled_draws`."""
         self._count += count
         return self.seed, self._count - count + 1
+
+
+@final
+class Mirrored:
+    """A source's noise for the first half of a batch, and the opposite of it for the second.
+
+    Noise is symmetric, so that each half alone has ordinary noise: antithetic variables (Hammersley, Morton 1956).
+    """
+
+    def __init__(self, source: Draw) -> None:
+        self.source = source
+
+    def __call__(self, noise: Noise, a: Tensor, /) -> Tensor:
+        z = self.source(noise, a[: len(a) // 2])
+        return torch.cat([z, -z])
 
 
 def given(z: Tensor) -> Draw:

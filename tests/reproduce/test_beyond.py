@@ -41,14 +41,14 @@ def test_antithetic_draws_are_one_with_z_and_one_with_minus_z():
     torch.testing.assert_close(pair, (both[0] + both[1]) / 2)
 
 
-def test_independent_draws_are_two_of_them():
+@pytest.mark.parametrize("antithetic", [True, False])
+def test_pairs_of_draws_are_those_that_are_offered(antithetic):
     net, x, objective = problem([4, 5])
-    generator = torch.Generator().manual_seed(3)
     net.zero_grad()
-    for _ in range(2):
-        (net(x, objective, estimator=fg.PSA(), generator=generator).mean() / 2).backward()
+    how = {"estimator": fg.PSA(), "generator": torch.Generator().manual_seed(3), "antithetic": antithetic}
+    fg.bounds.mean_losses(net, x, objective, 2, **how).mean().backward()
     both = torch.cat([parameter.grad.flatten() for parameter in net.parameters()])
-    torch.testing.assert_close(gradients(net, x, objective, Pair(fg.PSA(), antithetic=False)), both)
+    torch.testing.assert_close(gradients(net, x, objective, Pair(fg.PSA(), antithetic=antithetic)), both)
 
 
 @pytest.mark.parametrize("head", ["sampled", "rao-blackwell"])

@@ -37,6 +37,8 @@ from flipgrad.training import TrainConfig
         ({"weight_decay": -1.0}, "weight_decay is -1.0"),
         ({"validation": 1.0}, "validation is 1.0"),
         ({"objective": "hope"}, "unknown objective 'hope'; choose from expected, bound"),
+        ({"draws": "antithetic"}, "for the expected loss; give an even number of them, e.g. --samples 2"),
+        ({"draws": "antithetic", "samples": 2, "objective": "bound"}, "antithetic draws are pairs for the expected loss"),
         ({"objective": "bound"}, "the bound of one sample is the expected loss; give more, e.g. --samples 5"),
         ({"precision": "int3"}, "unknown precision 'int3'; choose from float32, bfloat16"),
         ({"device": "nonsense"}, "device 'nonsense' is not available"),

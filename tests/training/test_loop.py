@@ -119,6 +119,7 @@ def test_a_run_leaves_the_global_generator_alone(tmp_path):
         {"estimator": "rebar", "optimizer": "adam", "lr": 0.01, "schedule": "cosine"},
         {"samples": 2, "augment": "none", "schedule": "step", "weight_decay": 1e-3},
         {"samples": 2, "objective": "bound", "eval_train": 7},
+        {"samples": 2, "draws": "antithetic"},
         {"momentum": 0.0, "precision": "bfloat16"},
     ],
     ids=str,

@@ -105,6 +105,10 @@ def train(
         typer.Option(help="What to minimise: the expected loss, or the multi-sample bound.", rich_help_panel=METHOD),
     ] = DEFAULTS.objective,
     samples: Annotated[int, typer.Option(help="Draws of all noises per update.", rich_help_panel=METHOD)] = DEFAULTS.samples,
+    draws: Annotated[
+        str,
+        typer.Option(help="independent, or antithetic: pairs with opposite noise, less variance.", rich_help_panel=METHOD),
+    ] = DEFAULTS.draws,
     epochs: Annotated[int, typer.Option(help="Passes over the training images.", rich_help_panel=METHOD)] = DEFAULTS.epochs,
     batch_size: Annotated[
         int, typer.Option(help="Images per update, of all processes together.", rich_help_panel=METHOD)
@@ -201,6 +205,7 @@ def train(
             augment=augment,
             validation=validation,
             samples=samples,
+            draws=draws,
             eval_samples=eval_samples,
             eval_train=eval_train,
             objective=objective,

@@ -18,6 +18,7 @@ DATA = ("digits", "toy", "mnist", "cifar10", "images")
 SCHEDULES = ("constant", "cosine", "step")
 OPTIMIZERS = ("sgd", "adam")
 OBJECTIVES = ("expected", "bound")
+DRAWS = ("independent", "antithetic")
 PRECISIONS = ("float32", "bfloat16")
 # What is wanted is found by the run itself: the data set's own choice, or a search.
 AUTO = "auto"
@@ -54,6 +55,7 @@ class TrainConfig:
         validation: the share of the training images that is held out, drawn by the seed. Metrics of an epoch are measured on
             it, so that the test images are looked at only at the end. With 0 they are measured on the test images.
         samples: draws of all noises per update; the gradient is the mean of their estimates.
+        draws: "independent", or "antithetic" for pairs of draws with Z and -Z, which have less variance.
         eval_samples: draws of all noises for the reported accuracies and losses.
         eval_train: after every epoch, measure these also on so many training images, augmented as in training; 0 for none.
         objective: "expected", the expected loss, or "bound", the multi-sample bound of ``samples`` draws.
@@ -84,6 +86,7 @@ class TrainConfig:
     augment: str = AUTO
     validation: float = 0.1
     samples: int = 1
+    draws: str = "independent"
     eval_samples: int = 10
     eval_train: int = 0
     objective: str = "expected"
@@ -114,6 +117,8 @@ class TrainConfig:
             raise InputError(f"validation is {self.validation}; give a share of the training images in [0, 1), e.g. 0.1")
         if self.objective == "bound" and self.samples < 2:
             raise InputError("the bound of one sample is the expected loss; give more, e.g. --samples 5")
+        if self.draws == "antithetic" and (self.samples % 2 or self.objective == "bound"):
+            raise InputError("antithetic draws are pairs for the expected loss; give an even number of them, e.g. --samples 2")
         check_device(self.device)
 
     @property
@@ -169,6 +174,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": OPTIMIZERS,
     "augment": (AUTO, *AUGMENTATIONS),
     "objective": OBJECTIVES,
+    "draws": DRAWS,
     "precision": PRECISIONS,
 }
 LEAST = {

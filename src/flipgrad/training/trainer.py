@@ -136,6 +136,8 @@ class Trainer:
         x = self._augment(self._train.x[examples], self._background, self._augmenting)
         objective = CrossEntropy(self._train.y[examples])
         how: dict[str, Any] = {"estimator": self._estimator, "generator": self._noise, "noise": noise, "index": examples}
+        if self.config.draws == "antithetic":
+            how["antithetic"] = True
         with self._precision():
             losses = LOSSES[self.config.objective](self._model, x, objective, self.config.samples, **how).sum()
         self._processes.backward(losses * factor)

@@ -1,4 +1,4 @@
-"""Estimates from several draws: what more of them are worth, and whether they can be had for less. Measured, not offered."""
+"""Estimates from several draws: what more of them are worth, and whether they can be had for less."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import final
 import torch
 from torch import Tensor
 
+from flipgrad.bounds import Repeated, repeated
 from flipgrad.estimators import Estimator
 from flipgrad.estimators._base import LocalEstimator
 from flipgrad.layers import LayerCall
 from flipgrad.network import Batch, Sequential
-from flipgrad.noise import Noise
 from flipgrad.objectives import Objective
 from flipgrad.reproduce.beyond.options import named
+from flipgrad.sampling import Mirrored
 from flipgrad.sampling import states as sampled_states
 
 
@@ -22,7 +23,7 @@ from flipgrad.sampling import states as sampled_states
 class Pair(Estimator):
     """The mean of two draws, independent ones or, ``antithetic``, one with Z and one with -Z in every layer.
 
-    The noise is symmetric, so that each of them alone is an ordinary draw.
+    What :func:`flipgrad.bounds.mean_losses` does, as an estimator.
     """
 
     unbiased = False
@@ -35,21 +36,16 @@ class Pair(Estimator):
         return 2 * self.rule.passes(depth)
 
     def losses(self, net: Sequential, batch: Batch) -> Tensor:
-        if not self.antithetic:
-            return (self.rule.losses(net, batch) + self.rule.losses(net, batch)) / 2
-        seen: list[Tensor] = []
-
-        def record(noise: Noise, a: Tensor, /) -> Tensor:
-            seen.append(batch.draw(noise, a))
-            return seen[-1]
-
-        first = self.rule.losses(net, replace(batch, draw=record))
-        again = iter(seen)
-
-        def mirrored(noise: Noise, a: Tensor, /) -> Tensor:
-            return -next(again)
-
-        return (first + self.rule.losses(net, replace(batch, draw=mirrored))) / 2
+        shape = (2, len(batch.x))
+        pairs = replace(
+            batch,
+            x=repeated(batch.x, 2),
+            objective=Repeated(batch.objective, shape),
+            draw=Mirrored(batch.draw) if self.antithetic else batch.draw,
+            index=None if batch.index is None else repeated(batch.index, 2),
+        )
+        losses: Tensor = self.rule.losses(net, pairs).unflatten(0, shape)
+        return losses.mean(0)
 
 
 @final
