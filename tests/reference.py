@@ -27,6 +27,12 @@ CDF = {
     fg.Uniform: lambda t: ((1 + t) / 2).clamp(0, 1),
 }
 
+
+def paper_psa(*, head: str = "sampled", **options) -> fg.PSA:
+    """The paper's estimator: a weight sees the sampled states."""
+    return fg.PSA(inputs="sampled", head=head, **options)
+
+
 # The noise of every layer in order; repeated as often as there are layers.
 NOISES: dict[str, list[fg.Noise]] = {
     "logistic": [fg.Logistic()],

@@ -256,17 +256,37 @@ def test_evaluate_prints_a_table_and_stores_examples(tmp_path, capsys):
 
 def test_gradeval_prints_tables_writes_json_and_draws(tmp_path, capsys):
     folder = tmp_path / "out"
-    arguments = ("--epochs", "0,1", "--samples", "20", "--widths", "3-2", "--estimators", "psa,concrete:0.1,reinforce+mean")
+    arguments = (
+        "--epochs",
+        "0,1",
+        "--samples",
+        "20",
+        "--widths",
+        "3-2",
+        "--estimators",
+        "psa,psa:sampled,concrete:0.1,reinforce+mean",
+    )
     code, out, err = flipgrad(capsys, "gradeval", *arguments, "--noise", "normal", "--output", str(folder))
     assert (code, err) == (0, "")
-    for word in ("PSA", "Concrete 0.1", "REINFORCE + mean", "layer 2", "head", "RMSE", "bias", "cosine", "Draws per second"):
+    for word in (
+        "PSA",
+        "PSA auto",
+        "Concrete 0.1",
+        "REINFORCE + mean",
+        "layer 2",
+        "head",
+        "RMSE",
+        "bias",
+        "cosine",
+        "Draws per second",
+    ):
         assert word in out
     assert max(len(line) for line in out.splitlines()[:-2]) <= 120
     names = {path.name for path in folder.iterdir()}
     figures = {f"{stem}.{kind}" for stem in ("epoch-0-rmse", "epoch-1-rmse", "cosine") for kind in ("png", "pdf")}
     assert names == {"epoch-0.json", "epoch-1.json", *figures}
     stored = json.loads((folder / "epoch-1.json").read_text())
-    assert stored["estimators"].keys() == {"PSA", "Concrete 0.1", "REINFORCE + mean"}
+    assert stored["estimators"].keys() == {"PSA", "PSA auto", "Concrete 0.1", "REINFORCE + mean"}
     assert stored["samples"] == 20
     code, _, err = flipgrad(capsys, "gradeval", *arguments, "--output", str(folder))
     assert code == 2

@@ -48,7 +48,7 @@ RULES = [
     fg.PSA(inputs="sampled", head="sampled"),
     fg.PSA(inputs="sampled", head="sampled", exact=True),
     fg.PSA(inputs="sampled", head="enhanced"),
-    fg.PSA(inputs="posterior", head="rao-blackwell"),
+    fg.PSA(),
     fg.PSA(inputs="rao-blackwell", head="rao-blackwell"),
     fg.ST(),
     fg.ST(inputs="mean", head="rao-blackwell"),
@@ -76,7 +76,9 @@ def test_a_step_compiles_with_inductor(rule):
     assert_compiles(rule, "inductor")
 
 
-def test_autocast_computes_flips_and_losses_in_float32(monkeypatch):
+# Flip products of two layers, and as many log ratios.
+@pytest.mark.parametrize(("rule", "sums"), [(fg.PSA(inputs="sampled"), 2), (fg.PSA(), 4)], ids=["sampled", "default"])
+def test_autocast_computes_flips_and_losses_in_float32(rule, sums, monkeypatch):
     net, x, objective, z = problem()
     seen = []
     choose = fg.flips.choose
@@ -87,12 +89,12 @@ def test_autocast_computes_flips_and_losses_in_float32(monkeypatch):
 
     monkeypatch.setattr("flipgrad.flips.choose", note)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        losses = net(x, objective, estimator=fg.PSA(), noise=z)
+        losses = net(x, objective, estimator=rule, noise=z)
     assert losses.dtype == torch.float32
     mixed = gradients(net, losses.mean())
     assert set(seen) == {torch.float32}
-    assert len(seen) == 2
-    full = gradients(net, net(x, objective, estimator=fg.PSA(), noise=z).mean())
+    assert len(seen) == sums
+    full = gradients(net, net(x, objective, estimator=rule, noise=z).mean())
     for g, h in zip(mixed, full, strict=True):
         assert g.dtype == torch.float32
         # Pre-activations have 8 bits; a unit near its threshold may change its state.

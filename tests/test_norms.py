@@ -15,7 +15,7 @@ from flipgrad.estimators import ESTIMATORS
 from flipgrad.gradeval.draws import Problem, Sampler, one_by_one, vectorised
 from flipgrad.norms import BatchNormMap, uses_batch
 from flipgrad.sampling import fresh
-from reference import assert_same, batch, build, chain, gradients, mean_gradient, noise_like
+from reference import assert_same, batch, build, chain, gradients, mean_gradient, noise_like, paper_psa
 
 KINDS = ["batch", "plain batch", "affine"]
 
@@ -84,7 +84,7 @@ def test_psa_with_fixed_norms_is_algorithm_1(name, noise, kind):
     with_norms(net, kind).eval()
     graph = chain(net)
     z = noise_like(graph, x)
-    losses = net(x, objective, estimator=fg.PSA(exact=True), noise=z)
+    losses = net(x, objective, estimator=paper_psa(exact=True), noise=z)
     expected = reference.psa(graph, x, z, objective)
     weights = torch.arange(1.0, len(x) + 1, dtype=x.dtype)
     literal = gradients(expected @ weights, net, input=x)
@@ -119,7 +119,7 @@ def test_psa_is_unbiased_where_it_is_without_a_norm(kind):
     net = with_norms(reference.fully_connected(2, 4, 3), kind).eval()
     x, objective = batch((2, 2))
     truth = gradients(reference.expected_loss(chain(net), x, objective).sum(), net)
-    assert_same(mean_gradient(net, chain(net), x, objective, fg.PSA()), truth)
+    assert_same(mean_gradient(net, chain(net), x, objective, paper_psa()), truth)
     assert_same(gradients(fg.exact.expected_loss(net, x, objective).sum(), net), truth)
 
 
@@ -225,7 +225,7 @@ def test_psa_in_training_mode_is_its_formula(name, kind, noise):
             change = to_mean * (h - moved) + to_variance * ((h - mean) ** 2 - (moved - mean) ** 2)
             statistics.flatten(1)[:, i] = half * change.flatten(1).sum(1) / total
     call = fg.layers.LayerCall(layer, x, True, layer.affine(connectors), lambda noise, a: torch.zeros_like(a))
-    states = fg.PSA(exact=True).states(call)
+    states = paper_psa(exact=True).states(call)
     assert_same(states.detach(), torch.where(m(h, mean, variance) >= 1, 1.0, -1.0).double())
     actual = torch.autograd.grad(states, [x, *layer.parameters()], grad)
     assert bool((statistics.abs() > 1e-3).any())
@@ -256,7 +256,7 @@ def test_the_flip_of_a_unit_in_training_mode_is_right_up_to_one_over_the_batch()
                     flipped = x.detach().clone()
                     flipped[b, i] *= -1
                     truth[b, i] = x[b, i] * (whole - loss(flipped)) / 2
-        states = layer(x, binary=True, estimator=fg.PSA(exact=True))
+        states = layer(x, binary=True, estimator=paper_psa(exact=True))
         (actual,) = torch.autograd.grad(states, x, grad)
         affine = layer.affine()
         a = affine(x).detach()
@@ -347,7 +347,7 @@ def test_half_precision_stays_half():
     x = torch.randn(3, 1, 6, 6, dtype=torch.bfloat16)
     for each in (layer, copy.deepcopy(layer).eval()):
         assert each(x).dtype == torch.bfloat16
-        states = each(x.sign().requires_grad_(), binary=True, estimator=fg.PSA())
+        states = each(x.sign().requires_grad_(), binary=True, estimator=paper_psa())
         states.sum().backward()
         assert each.norm.weight.grad.dtype == torch.bfloat16
 

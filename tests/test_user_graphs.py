@@ -8,10 +8,21 @@ from torch import nn
 
 import flipgrad as fg
 import reference
-from reference import Graph, Node, assert_same, batch, concatenated, fully_connected, gradients, noise_like, randomized
+from reference import (
+    Graph,
+    Node,
+    assert_same,
+    batch,
+    concatenated,
+    fully_connected,
+    gradients,
+    noise_like,
+    paper_psa,
+    randomized,
+)
 
 ESTIMATORS = {
-    "psa": (fg.PSA(), lambda *args: reference.psa(*args, head="linear")),
+    "psa": (paper_psa(), lambda *args: reference.psa(*args, head="linear")),
     "st": (fg.ST(), reference.st),
 }
 
@@ -130,7 +141,9 @@ def test_used_estimator_is_the_literal_algorithm(kind, estimator, literal):
 
 # An ordinary loss linearises the head: what fg.use gives is Sequential's estimator with an unflipped head.
 used_and_whole = pytest.mark.parametrize(
-    ("estimator", "whole"), [(fg.PSA(), fg.PSA(flip_head=False)), (fg.ST(), fg.ST())], ids=["psa", "st"]
+    ("estimator", "whole"),
+    [(paper_psa(), paper_psa(flip_head=False)), (fg.PSA(), fg.PSA(head="sampled", flip_head=False)), (fg.ST(), fg.ST())],
+    ids=["paper's psa", "psa", "st"],
 )
 
 
@@ -166,7 +179,7 @@ def test_three_ways_agree(estimator, whole):
 @pytest.mark.parametrize("then", [True, False], ids=["then a layer", "then the head"])
 @pytest.mark.parametrize(
     ("estimator", "literal"),
-    [(fg.PSA(), reference.psa), (fg.PSA(flip_head=False), ESTIMATORS["psa"][1]), (fg.ST(), reference.st)],
+    [(paper_psa(), reference.psa), (paper_psa(flip_head=False), ESTIMATORS["psa"][1]), (fg.ST(), reference.st)],
     ids=["flipped head", "linear head", "st"],
 )
 def test_concat_is_the_literal_algorithm(estimator, literal, then, noise):
@@ -195,7 +208,7 @@ def test_concat_of_images_in_a_sequential():
     )
     x, objective = batch(Images.shape)
     z = noise_like(model.graph(), x)
-    actual = gradients(net(x, objective, estimator=fg.PSA(), noise=z).sum(), model)
+    actual = gradients(net(x, objective, estimator=paper_psa(), noise=z).sum(), model)
     assert_same(actual, gradients(reference.psa(model.graph(), x, z, objective).sum(), model))
 
 

@@ -16,7 +16,7 @@ def test_every_estimator_has_a_row():
     rows = {row[0]: row for row in facts.rows()}
     assert list(rows) == list(ESTIMATORS)
     assert rows["arm"] == ("arm", "yes", "2L + 1", "no", "no", "Yin, Zhou 2019")
-    assert rows["psa"][1:5] == ("no; one hidden layer, the last layer's parameters", "1", "no", "yes")
+    assert rows["psa"][1:5] == ("no; one hidden layer", "1", "no", "yes")
 
 
 def test_the_documentation_shows_the_table_as_it_is():

@@ -13,7 +13,7 @@ from unbiasedness import (
 import flipgrad as fg
 import reference
 from flipgrad.estimators import leg
-from reference import assert_same, batch, build, chain, fully_connected, gradients, noise_like
+from reference import assert_same, batch, build, chain, fully_connected, gradients, noise_like, paper_psa
 
 
 def literal(graph, x, z, objective):
@@ -91,7 +91,7 @@ def test_an_empty_batch_gives_no_losses():
 def test_is_psa_in_the_last_layer(name, noise):
     net, x, objective = build(name, noise)
     z = noise_like(chain(net), x)
-    psa, result = (gradients(net(x, objective, estimator=kind, noise=z).sum(), net) for kind in (fg.PSA(), fg.LEG()))
+    psa, result = (gradients(net(x, objective, estimator=kind, noise=z).sum(), net) for kind in (paper_psa(), fg.LEG()))
     last = list(psa)[-4]
     assert_same(result[last], psa[last])
     assert (result["0.weight"] - psa["0.weight"]).abs().max() > 1e-3
@@ -102,7 +102,7 @@ def test_is_psa_with_one_hidden_layer(noise):
     net = fully_connected(2, 5, 3, noise=reference.NOISES[noise])
     x, objective = batch((3, 2))
     z = noise_like(chain(net), x)
-    psa, result = (gradients(net(x, objective, estimator=kind, noise=z).sum(), net) for kind in (fg.PSA(), fg.LEG()))
+    psa, result = (gradients(net(x, objective, estimator=kind, noise=z).sum(), net) for kind in (paper_psa(), fg.LEG()))
     assert_same(result, psa)
 
 

@@ -135,7 +135,7 @@ def test_numbers_are_of_the_size_and_in_the_order_of_the_papers():
     data = toy().train
     torch.manual_seed(0)
     net = fully_connected(2, [5, 5, 5], 2).initialize(data.x, moments=True)
-    names = ["psa", "st", "arm", "reinforce", "tanh", "concrete", "concrete:0.1"]
+    names = ["psa:sampled", "st", "arm", "reinforce", "tanh", "concrete", "concrete:0.1"]
     estimators = by_name(names, lambda: torch.zeros(1))
     result = fg.gradeval.evaluate(net, data.x, fg.CrossEntropy(data.y), estimators, 500)
     rmse = {name: result.accuracy(name, "layer 1").rmse[0] for name in result.estimators}
@@ -218,8 +218,10 @@ def test_unknown_parts_of_a_result_are_named():
 
 def test_names_make_estimators():
     mean = torch.tensor([0.5, 0.25])
-    named = by_name(["PSA", " concrete:0.1", "concrete", "arms:8", "reinforce+mean", "muprop+mean"], lambda: mean)
-    assert list(named) == ["PSA", "Concrete 0.1", "Concrete 1", "ARMS 8", "REINFORCE + mean", "MuProp + mean"]
+    named = by_name(
+        ["PSA", "psa:sampled", " concrete:0.1", "concrete", "arms:8", "reinforce+mean", "muprop+mean"], lambda: mean
+    )
+    assert list(named) == ["PSA auto", "PSA", "Concrete 0.1", "Concrete 1", "ARMS 8", "REINFORCE + mean", "MuProp + mean"]
     assert named["Concrete 0.1"].t == 0.1
     assert named["ARMS 8"].samples == 8
     assert torch.equal(named["MuProp + mean"].baseline.values, mean)

@@ -24,7 +24,8 @@ UNBIASED = {
 }
 UNBIASED |= {"DisARM", "ARMS", "BitFlip", "DoubleCV", "Exact"}
 BIASED = {"PSA", "ST", "HardST", "Tanh", "Concrete 1", "Concrete 0.1", "ADF", "LocalReparam", "ZGR", "GumbelRao"}
-BIASED |= {"PSA enhanced", "PSA posterior", "PSA rao-blackwell", "PSA mean", "ST posterior", "ST rao-blackwell", "ST mean"}
+BIASED |= {"PSA auto", "PSA enhanced", "PSA posterior", "PSA rao-blackwell", "PSA mean"}
+BIASED |= {"ST posterior", "ST rao-blackwell", "ST mean"}
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]

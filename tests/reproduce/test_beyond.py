@@ -14,6 +14,7 @@ from flipgrad.reproduce._cells import Place
 from flipgrad.reproduce._training import image_folder
 from flipgrad.reproduce.beyond import claims, rates, sheets, wide
 from flipgrad.reproduce.beyond.draws import WAYS, LastLayer, Pair, made
+from flipgrad.reproduce.beyond.lasting import Lasting
 from flipgrad.reproduce.beyond.options import OPTIONS, Net, named
 from flipgrad.reproduce.beyond.rates import Grid, Trained
 
@@ -54,7 +55,7 @@ def test_pairs_of_draws_are_those_that_are_offered(antithetic):
 @pytest.mark.parametrize("head", ["sampled", "rao-blackwell"])
 def test_draws_of_the_last_layer_are_whole_ones_where_it_is_the_only_one(head):
     net, x, objective = problem([5])
-    rule = fg.PSA(head=head)
+    rule = fg.PSA(inputs="sampled", head=head)
     generator = torch.Generator().manual_seed(3)
     net.zero_grad()
     for _ in range(3):
@@ -75,7 +76,8 @@ def test_draws_of_the_last_layer_lower_the_variance_behind_others():
             rows.append(net.head.weight.grad.flatten().clone())
         return float(torch.stack(rows).var(0).sum())
 
-    assert spread(LastLayer(fg.PSA(), 16)) < 0.7 * spread(fg.PSA())
+    rule = fg.PSA(inputs="mean", head="sampled")
+    assert spread(LastLayer(rule, 16)) < 0.7 * spread(rule)
 
 
 def test_every_way_makes_an_estimator():
@@ -201,3 +203,19 @@ def test_tables_have_a_row_for_every_layer_and_training():
     assert trained.rows[2] == ["a net, PSA posterior", "1.000", "0.400", "≥ 0.3", "0.400", "2.000"]
     for sheet in (accuracy, wider, costs, equal, several, trained):
         assert {len(row) for row in sheet.rows} == {len(sheet.head)}
+
+
+def test_long_trainings_are_compared_network_by_network():
+    methods = {
+        label: {"epochs": [1, 50, 100], "runs": [{"expected": [0.7, 0.6, end]} for end in ends]}
+        for label, ends in {"PSA": (0.5, 0.52), "PSA posterior": (0.49, 0.51), "PSA mean": (0.48, 0.53)}.items()
+    }
+    lasting = Lasting.of(methods)
+    posterior, mean = lasting.claims()
+    assert posterior.holds
+    assert "PSA 0.5100, PSA posterior 0.5000" in posterior.numbers
+    # Lower on average, but not in both.
+    assert not mean.holds
+    sheet = lasting.sheet()
+    assert sheet.head == ["option", "epoch 1", "epoch 1", "epoch 50", "end, network 1", "end, network 2"]
+    assert sheet.rows[1] == ["PSA posterior", "0.7000", "0.7000", "0.6000", "0.4900", "0.5100"]

@@ -41,8 +41,8 @@ def loop() -> dict[str, Any]:
 def _measure(config: TrainConfig, data: DataSet) -> dict[str, Any]:
     with isolated(torch.device("cpu")):
         works: dict[str, Callable[[], None]] = {}
-        for name in ("psa", "st"):
-            settings = replace(config, estimator=name)
+        for name, estimator in (("psa", "psa:sampled"), ("st", "st")):
+            settings = replace(config, estimator=estimator)
             works[name] = _updates(settings, make_net(settings, data), data)
             works[f"{name}_bare"] = _bare(settings, make_net(settings, data), data)
         works["loading"] = _loading(config, data)

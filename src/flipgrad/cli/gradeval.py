@@ -27,7 +27,7 @@ from flipgrad.training.models import fully_connected
 from flipgrad.training.own import own_function
 from flipgrad.training.reference import reference_training
 
-PAPER = "reinforce,arm,concrete:0.1,concrete,tanh,st,psa"
+PAPER = "reinforce,arm,concrete:0.1,concrete,tanh,st,psa:sampled"
 
 
 @dataclass(frozen=True)

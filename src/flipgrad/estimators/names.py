@@ -30,6 +30,7 @@ WITH_NUMBER: dict[str, Callable[[str], float]] = {
 
 # Estimators whose weights' inputs and heads are averaged in different ways: the options of each way.
 VARIANTS: dict[str, dict[str, str]] = {
+    "auto": {"inputs": "auto", "head": "rao-blackwell"},  # PSA's default
     "sampled": {"inputs": "sampled", "head": "sampled"},
     "enhanced": {"inputs": "sampled", "head": "enhanced"},
     "mean": {"inputs": "mean", "head": "rao-blackwell"},

@@ -83,6 +83,7 @@ _TABLE: tuple[tuple[str, str, str, tuple[float, ...], float], ...] = (
     ("RELAX", "#3D95C4", ">", CONTROL, OTHER),
     ("DoubleCV", "#5477A8", "p", CONTROL, OTHER),
     ("Exact", "#000000", "*", DOTTED, OTHER),
+    ("PSA auto", "#E0218A", "$A$", SOLID, OTHER),
     ("PSA posterior", "#C2187A", "*", SOLID, OTHER),
     ("PSA rao-blackwell", "#5B2DA8", "P", SOLID, OTHER),
     ("PSA mean", "#00838F", "X", SOLID, OTHER),

@@ -113,6 +113,7 @@ SOURCES = {
         {
             "beyond-wide": "The same in wide networks, relative to PSA's own expectation.",
             "beyond-training": "Training losses over learning rates, and at the best rate over time.",
+            "beyond-toy": "Long trainings on the toy problem at the paper's rate: exact losses.",
         },
     ),
 }

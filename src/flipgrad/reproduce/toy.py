@@ -46,21 +46,26 @@ class ToyTraining(Experiment):
 
     def run(self, shop: Workshop) -> list[Claim]:
         epochs, networks = LENGTH[shop.scale_name]
-        cells = [
-            Cell(f"toy-training-{method}-{k}", train_toy, _settings(method, epochs, shop.seed + k, shop.seed), cost=epochs)
-            for method in METHODS
-            for k in range(networks)
-        ]
-        records = shop.cells(self.name, cells)
-        found: dict[str, dict[str, Any]] = {}
-        for record in records.values():
-            entry = found.setdefault(record["result"]["label"], {"epochs": record["result"]["epochs"], "runs": []})
-            entry["runs"].append({key: record["result"][key] for key in ("expected", "marginal")})
+        found = trainings(shop, self.name, METHODS, epochs, networks)
         path = shop.store(self.name, {"methods": found, "widths": list(WIDTHS)})
         plots.toy_training(path, shop.folder / self.name)
         curves = {name: _mean_curves(entry["runs"]) for name, entry in found.items()}
         when = next(iter(found.values()))["epochs"]
         return [unbiased_train_well(curves), reinforce_is_late(curves, when), psa_as_arm(curves), st_is_slower(curves)]
+
+
+def trainings(shop: Workshop, stage: str, methods: Sequence[str], epochs: int, networks: int) -> dict[str, dict[str, Any]]:
+    """Train several networks with each of the ``methods``: the ``epochs`` and ``runs`` of curves, by what figures call them."""
+    cells = [
+        Cell(f"{stage}-{method}-{k}", train_toy, _settings(method, epochs, shop.seed + k, shop.seed), cost=epochs)
+        for method in methods
+        for k in range(networks)
+    ]
+    found: dict[str, dict[str, Any]] = {}
+    for record in shop.cells(stage, cells).values():
+        entry = found.setdefault(record["result"]["label"], {"epochs": record["result"]["epochs"], "runs": []})
+        entry["runs"].append({key: record["result"][key] for key in ("expected", "marginal")})
+    return found
 
 
 def _settings(method: str, epochs: int, seed: int, data_seed: int) -> dict[str, Any]:
@@ -194,7 +199,7 @@ def train_example(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
         data.train,
         settings["widths"],
         [epochs],
-        estimator=PSA(),
+        estimator=PSA(inputs="sampled", head="sampled"),
         samples=draws,
         bound=settings["bound"],
         seed=settings["seed"],

@@ -54,7 +54,7 @@ class Effort:
 # Of fully connected networks, and of convolutions.
 EFFORTS = {
     "smoke": (Effort(8, 60, 12), Effort(4, 60, 12)),
-    "small": (Effort(64, 3000, 120), Effort(16, 500, 40)),
+    "small": (Effort(64, 3000, 120), Effort(16, 500, 100)),
     "paper": (Effort(64, 40_000, 2500), Effort(16, 15_000, 1000)),
 }
 
@@ -167,7 +167,8 @@ def option_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     option, way = settings["option"], settings["way"]
     layers = problem.layers()
     tally = Tally(stored["gradient"], layers, count)
-    for draws in _draws(problem, made(option, way), count, config.seed, f"{option} {way}", place.tick):
+    # The same noise for all options, so that their numbers differ by what they do with it.
+    for draws in _draws(problem, made(option, way), count, config.seed, "options", place.tick):
         check_finite(draws, layers, option)
         tally.add(draws)
     known = [ReferenceLayer(layer, *numbers) for layer, numbers in zip(layers, stored["known"].tolist(), strict=True)]
