@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from flipgrad.affine import Affine, FoldedMap, LinearMap
 from flipgrad.errors import InputError
-from flipgrad.flips import naive
+from flipgrad.flips import Geometry, naive
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
@@ -68,7 +68,8 @@ def test_flipping_in_turn_is_the_naive_flip_product():
     x, noise = states(2, 2, 3, 4), Logistic()
     a = layer.affine()(x).detach()
     grad = normal(*a.shape)
-    expected = naive.conv2d(x, layer.weight.detach(), layer.bias.detach(), grad, noise, padding=(1, 1))
+    geometry = Geometry(padding=(1, 1))
+    expected = naive.flip_product(x, layer.weight.detach(), layer.bias.detach(), grad, noise, geometry)
     assert_same(flipped_in_turn(layer.affine(), x, grad, noise), expected)
 
 
@@ -126,11 +127,12 @@ def test_padding_value_is_padding_by_hand(arguments, value, noise):
     x = states(2, 2, 4, 5)
     left, right, top, bottom = affine.pads
     padded = functional.pad(x, affine.pads, value=value)
-    weight, bias, shape = layer.weight.detach(), layer.bias.detach(), (affine.stride, (0, 0), affine.dilation, affine.groups)
-    a = functional.conv2d(padded, weight, bias, *shape)
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    geometry = Geometry(affine.stride, (0, 0), affine.dilation, affine.groups)
+    a = functional.conv2d(padded, weight, bias, *geometry)
     assert_same(affine(x).detach(), a)
     grad = normal(*a.shape, seed=1)
-    expected = naive.conv2d(padded, weight, bias, grad, noise, *shape)
+    expected = naive.flip_product(padded, weight, bias, grad, noise, geometry)
     expected = expected[:, :, top : padded.shape[2] - bottom, left : padded.shape[3] - right]
     assert_same(affine.flip_product(x, a, grad, affine.parameter.detach(), noise), expected)
 
@@ -149,7 +151,7 @@ def test_linear_flip_product_takes_any_leading_dimensions(shape):
     x = states(*shape)
     a = layer.affine()(x).detach()
     grad = normal(*a.shape, seed=1)
-    expected = naive.linear(x.view(-1, 4), layer.weight, layer.bias, grad.view(-1, 5), Logistic())
+    expected = naive.flip_product(x.view(-1, 4), layer.weight, layer.bias, grad.view(-1, 5), Logistic())
     actual = layer.affine().flip_product(x, a, grad, layer.weight.detach(), Logistic())
     assert not actual.requires_grad
     assert_same(actual, expected.detach().view(shape))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -72,7 +73,7 @@ class Affine(ABC):
     def slope_product(
         self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0
     ) -> Tensor:
-        """:func:`flipgrad.flips.slope_conv2d` of the map, shaped like :attr:`parameter`; ``share`` is like ``x``."""
+        """:func:`flipgrad.flips.slope_product` of the map, shaped like :attr:`parameter`; ``share`` is like ``x``."""
 
     @abstractmethod
     def variance(self, v: Tensor) -> Tensor:
@@ -104,24 +105,15 @@ class FixedMap(Affine):
 
     @final
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
-        return self._over_flips((flips.linear, flips.conv2d), x, a, grad, weight, noise, tolerance)
+        return self._over_flips(partial(flips.flip_product, noise=noise, tolerance=tolerance), x, a, grad, weight)
 
     @final
     def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
-        return self._over_flips((flips.ratio_linear, flips.ratio_conv2d), x, a, states, weight, noise, tolerance)
+        return self._over_flips(partial(flips.log_ratio, noise=noise, tolerance=tolerance), x, a, states, weight)
 
     @abstractmethod
-    def _over_flips(
-        self,
-        of: tuple[OverFlips, OverFlips],
-        x: Tensor,
-        a: Tensor,
-        other: Tensor,
-        weight: Tensor,
-        noise: Noise,
-        tolerance: float,
-    ) -> Tensor:
-        """A sum over flips: ``of`` has that of a fully connected layer and that of a convolution."""
+    def _over_flips(self, of: OverFlips, x: Tensor, a: Tensor, other: Tensor, weight: Tensor) -> Tensor:
+        """A sum over flips; ``of`` is that of a layer's states, pre-activations, ``other`` like these, weight and geometry."""
 
     @abstractmethod
     def weight_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
@@ -166,32 +158,23 @@ class LinearMap(FixedMap):
             )
         return linear(x, self.weight, self.bias)
 
-    def _over_flips(
-        self,
-        of: tuple[OverFlips, OverFlips],
-        x: Tensor,
-        a: Tensor,
-        other: Tensor,
-        weight: Tensor,
-        noise: Noise,
-        tolerance: float,
-    ) -> Tensor:
+    def _over_flips(self, of: OverFlips, x: Tensor, a: Tensor, other: Tensor, weight: Tensor) -> Tensor:
         if x.dim() == 3 and x.stride(-1) != 1:
             # Many batches whose examples lie side by side in memory: places of a convolution, as they are.
             units, a, other = (t.transpose(1, 2)[..., None] for t in (x, a, other))
-            u = of[1](units, a, other, weight[..., None, None], noise, tolerance=tolerance)
+            u = of(units, a, other, weight[..., None, None], geometry=Geometry())
             return u[..., 0].transpose(1, 2)
         states, a, other = (t.reshape(-1, t.shape[-1]) for t in (x, a, other))
-        return of[0](states, a, other, weight, noise, tolerance=tolerance).reshape(x.shape)
+        return of(states, a, other, weight).reshape(x.shape)
 
     def slope_product(
         self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0
     ) -> Tensor:
         x, share, a, grad = (t.reshape(-1, t.shape[-1]) for t in (x, share, a, grad))
-        return flips.slope_linear(x, share, a, grad, weight, noise, tolerance=tolerance)
+        return flips.slope_product(x, share, a, grad, weight, noise, tolerance=tolerance)
 
     def weight_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
-        return ordinary.weight_gradient(grad.flatten(0, -2), self.weight, x.flatten(0, -2), Geometry())
+        return ordinary.weight_gradient(grad.flatten(0, -2), self.weight, x.flatten(0, -2), None)
 
     def with_weight(self, weight: Tensor) -> LinearMap:
         return replace(self, weight=weight)
@@ -236,20 +219,10 @@ class ConvMap(FixedMap):
             return functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
         return functional.conv2d(self._padded(x), self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
 
-    def _over_flips(
-        self,
-        of: tuple[OverFlips, OverFlips],
-        x: Tensor,
-        a: Tensor,
-        other: Tensor,
-        weight: Tensor,
-        noise: Noise,
-        tolerance: float,
-    ) -> Tensor:
-        geometry = self._geometry()
+    def _over_flips(self, of: OverFlips, x: Tensor, a: Tensor, other: Tensor, weight: Tensor) -> Tensor:
         if self._is_plain:
-            return of[1](x, a, other, weight, noise, *geometry, tolerance=tolerance)
-        u = of[1](self._padded(x), a, other, weight, noise, *geometry, tolerance=tolerance)
+            return of(x, a, other, weight, geometry=self._geometry())
+        u = of(self._padded(x), a, other, weight, geometry=self._geometry())
         return transpose(self._padded, x, u)
 
     def slope_product(
@@ -258,7 +231,7 @@ class ConvMap(FixedMap):
         if not self._is_plain:
             # Padding is certain: it has no share.
             x, share = self._padded(x), functional.pad(share, self.pads)
-        return flips.slope_conv2d(x, share, a, grad, weight, noise, *self._geometry(), tolerance=tolerance)
+        return flips.slope_product(x, share, a, grad, weight, noise, self._geometry(), tolerance=tolerance)
 
     def weight_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
         seen = x if self._is_plain else self._padded(x)
@@ -347,22 +320,13 @@ class FoldedMap(FixedMap):
             )
         return self.inner(connected)
 
-    def _over_flips(
-        self,
-        of: tuple[OverFlips, OverFlips],
-        x: Tensor,
-        a: Tensor,
-        other: Tensor,
-        weight: Tensor,
-        noise: Noise,
-        tolerance: float,
-    ) -> Tensor:
+    def _over_flips(self, of: OverFlips, x: Tensor, a: Tensor, other: Tensor, weight: Tensor) -> Tensor:
         if isinstance(self.inner, LinearMap):
             folded = folded_weight(weight, self.connectors, x)
-            return of[0](x.flatten(1), a, other, folded, noise, tolerance=tolerance).reshape(x.shape)
+            return of(x.flatten(1), a, other, folded).reshape(x.shape)
         wide = self._pooled(self.inner, weight, x)
-        units = wide.prepare(x)
-        u = of[1](units, a, other, wide.weight, noise, wide.stride, groups=self.inner.groups, tolerance=tolerance)
+        geometry = Geometry(wide.stride, groups=self.inner.groups)
+        u = of(wide.prepare(x), a, other, wide.weight, geometry=geometry)
         return transpose(wide.prepare, x, u)
 
     def slope_product(
@@ -371,13 +335,11 @@ class FoldedMap(FixedMap):
         inner = self.inner
         if isinstance(inner, LinearMap):
             folded = folded_weight(weight, self.connectors, x)
-            product = flips.slope_linear(x.flatten(1), share.flatten(1), a, grad, folded, noise, tolerance=tolerance)
+            product = flips.slope_product(x.flatten(1), share.flatten(1), a, grad, folded, noise, tolerance=tolerance)
             return transpose(lambda weight: folded_weight(weight, self.connectors, x), weight, product)
         wide = self._pooled(inner, weight, x)
-        units, shares = wide.prepare(x), wide.prepare(share)
-        product = flips.slope_conv2d(
-            units, shares, a, grad, wide.weight, noise, wide.stride, groups=inner.groups, tolerance=tolerance
-        )
+        units, shares, geometry = wide.prepare(x), wide.prepare(share), Geometry(wide.stride, groups=inner.groups)
+        product = flips.slope_product(units, shares, a, grad, wide.weight, noise, geometry, tolerance=tolerance)
         return transpose(lambda weight: self._pooled(inner, weight, x).weight, weight, product)
 
     def weight_gradient(self, x: Tensor, grad: Tensor) -> Tensor:

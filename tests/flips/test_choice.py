@@ -11,7 +11,8 @@ from torch import Tensor
 
 import flipgrad as fg
 from flipgrad import flips
-from flipgrad.flips import choice, naive, native, separable, vectorized
+from flipgrad.flips import Geometry, choice, naive, native, separable, vectorized
+from flipgrad.flips._arguments import flat
 
 compiled = pytest.mark.skipif(not native.available(), reason=f"no compiled library: {native.reason()}")
 WIDE = 192, 192, 3, 3
@@ -72,9 +73,9 @@ def test_the_chosen_kernel_keeps_the_tolerance(size):
     x = torch.randint(0, 2, (4, 96, 12, 12), generator=generator) * 2.0 - 1
     a = torch.nn.functional.conv2d(x, weight)
     grad = torch.randn(a.shape, generator=generator)
-    expected = vectorized.conv2d(x.double(), a.double(), grad.double(), weight.double(), fg.Logistic())
+    expected = vectorized.flip_product(*(t.double() for t in (x, a, grad, weight)), fg.Logistic(), Geometry())
     for tolerance in (1e-2, 1e-3, 0.0):
-        u = flips.conv2d(x, a, grad, weight, fg.Logistic(), tolerance=tolerance)
+        u = flips.flip_product(x, a, grad, weight, fg.Logistic(), Geometry(), tolerance=tolerance)
         error = ((u - expected).norm() / expected.norm()).item()
         assert error <= max(tolerance, 1e-5)
 
@@ -111,6 +112,9 @@ def test_impossible_tolerances_are_refused(tolerance):
         fg.PSA(tolerance=tolerance)
 
 
+PADDED = Geometry(padding=(1, 1))
+
+
 def arguments(dtype=torch.float32) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(2)
     x = torch.randint(0, 2, (3, 4, 7, 6), generator=generator).to(dtype) * 2 - 1
@@ -119,29 +123,32 @@ def arguments(dtype=torch.float32) -> tuple[Tensor, ...]:
     return x, a, torch.randn(a.shape, generator=generator, dtype=dtype), weight
 
 
+def connected() -> tuple[Tensor, ...]:
+    return torch.ones(3, 4), torch.randn(3, 5), torch.randn(3, 5), torch.randn(5, 4)
+
+
 @pytest.mark.parametrize("tolerance", [0.0, 1e-3])
 def test_operators_pass_opcheck(tolerance):
-    x, a, grad, weight = arguments()
-    geometry = ((1, 1), (1, 1), (1, 1), 1)
-    conv2d = torch.ops.flipgrad.flip_conv2d.default
-    torch.library.opcheck(conv2d, (x, a, grad, weight, "Logistic", 1.0, tolerance, *geometry))
-    torch.library.opcheck(conv2d, (x, a, grad, weight, "Normal", 1.5, tolerance, *geometry))
-    linear = (torch.ones(3, 4), torch.randn(3, 5), torch.randn(3, 5), torch.randn(5, 4))
-    torch.library.opcheck(torch.ops.flipgrad.flip_linear.default, (*linear, "Laplace", 1.0, tolerance))
+    operator = torch.ops.flipgrad.flip_product.default
+    torch.library.opcheck(operator, (*arguments(), "Logistic", 1.0, tolerance, flat(PADDED)))
+    torch.library.opcheck(operator, (*arguments(), "Normal", 1.5, tolerance, flat(PADDED)))
+    torch.library.opcheck(operator, (*connected(), "Laplace", 1.0, tolerance, flat(None)))
 
 
-def test_separable_operators_pass_opcheck():
-    x, a, grad, weight = arguments()
-    small = (x, a, grad, weight * 0.02, "Normal", 1.0, 1e-2, (1, 1), (1, 1), (1, 1), 1)
-    torch.library.opcheck(torch.ops.flipgrad.flip_conv2d_separable.default, small)
-    linear = (torch.ones(3, 4), torch.randn(3, 5), torch.randn(3, 5), torch.randn(5, 4) * 0.02)
-    torch.library.opcheck(torch.ops.flipgrad.flip_linear_separable.default, (*linear, "Logistic", 1.0, 1e-3))
+@pytest.mark.parametrize(
+    ("tensors", "noise", "tolerance", "geometry"),
+    [(arguments(), "Normal", 1e-2, PADDED), (connected(), "Logistic", 1e-3, None)],
+    ids=["convolution", "linear"],
+)
+def test_separable_operator_passes_opcheck(tensors, noise, tolerance, geometry):
+    x, a, grad, weight = tensors
+    small = (x, a, grad, weight * 0.02, noise, 1.0, tolerance, flat(geometry))
+    torch.library.opcheck(torch.ops.flipgrad.flip_product_separable.default, small)
 
 
 def test_operators_refuse_unknown_noise():
-    linear = (torch.ones(3, 4), torch.randn(3, 5), torch.randn(3, 5), torch.randn(5, 4))
     with pytest.raises(fg.InputError, match="the operator knows Laplace, Logistic"):
-        torch.ops.flipgrad.flip_linear(*linear, "Cauchy", 1.0, 0.0)
+        torch.ops.flipgrad.flip_product(*connected(), "Cauchy", 1.0, 0.0, [])
 
 
 class Steeper(fg.Logistic.__mro__[1]):
@@ -169,11 +176,11 @@ class Steeper(fg.Logistic.__mro__[1]):
 
 def test_noise_of_the_users_own_works():
     x, a, grad, weight = arguments(torch.float64)
-    expected = flips.conv2d(x, a, grad, weight, fg.Logistic(0.5), padding=(1, 1))
-    assert torch.allclose(flips.conv2d(x, a, grad, weight, Steeper(), padding=(1, 1)), expected)
+    expected = flips.flip_product(x, a, grad, weight, fg.Logistic(0.5), PADDED)
+    assert torch.allclose(flips.flip_product(x, a, grad, weight, Steeper(), PADDED), expected)
     units, pre = x[:, :, 0, 0], x[:, :, 0, 0] @ weight[:, :, 0, 0].t()
-    expected = naive.linear(units, weight[:, :, 0, 0], None, grad[:, :, 0, 0], fg.Logistic(0.5))
-    assert torch.allclose(flips.linear(units, pre, grad[:, :, 0, 0], weight[:, :, 0, 0], Steeper()), expected)
+    expected = naive.flip_product(units, weight[:, :, 0, 0], None, grad[:, :, 0, 0], fg.Logistic(0.5))
+    assert torch.allclose(flips.flip_product(units, pre, grad[:, :, 0, 0], weight[:, :, 0, 0], Steeper()), expected)
     states = torch.tensor([1.0, -1.0])
     a = torch.tensor([0.3, -2.0])
     assert torch.allclose(Steeper().score(states, a), fg.Logistic(0.5).score(states, a))
@@ -183,11 +190,11 @@ def test_noise_of_the_users_own_works():
 def test_half_precision_is_computed_in_float32(dtype):
     x, a, grad, weight = arguments()
     halves = [t.to(dtype) for t in (x, a, grad, weight)]
-    exact = flips.conv2d(*(t.float() for t in halves), fg.Logistic(), padding=(1, 1))
-    u = flips.conv2d(*halves, fg.Logistic(), padding=(1, 1))
+    exact = flips.flip_product(*(t.float() for t in halves), fg.Logistic(), PADDED)
+    u = flips.flip_product(*halves, fg.Logistic(), PADDED)
     assert u.dtype == dtype
     assert torch.equal(u, exact.to(dtype))
-    mixed = flips.conv2d(halves[0], halves[1], halves[2], weight, fg.Logistic(), padding=(1, 1))
+    mixed = flips.flip_product(halves[0], halves[1], halves[2], weight, fg.Logistic(), PADDED)
     assert mixed.dtype == dtype
 
 

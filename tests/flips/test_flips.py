@@ -13,7 +13,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flipgrad import flips
-from flipgrad.flips import naive, vectorized
+from flipgrad.errors import InputError
+from flipgrad.flips import Geometry, naive, vectorized
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
 NOISES = [Logistic(), Normal(), Laplace(0.8), Uniform(2.0)]
@@ -24,20 +25,21 @@ every_noise = pytest.mark.parametrize("noise", NOISES, ids=repr)
 
 @dataclass
 class Case:
-    """A layer's arguments, in float32 or float64; ``shape`` is empty for a fully connected layer."""
+    """A layer's arguments, in float32 or float64; without a geometry, of a fully connected one."""
 
     x: Tensor
     weight: Tensor
     bias: Tensor
     noise: Noise
-    shape: dict[str, object]
+    geometry: Geometry | None = None
     seed: int = 0
 
     @property
     def a(self) -> Tensor:
         """The pre-activations, rounded once."""
         x, weight, bias = self.x.double(), self.weight.double(), self.bias.double()
-        a = functional.conv2d(x, weight, bias, **self.shape) if x.dim() == 4 else functional.linear(x, weight, bias)
+        linear = self.geometry is None
+        a = functional.linear(x, weight, bias) if linear else functional.conv2d(x, weight, bias, *self.geometry)
         return a.to(self.x.dtype)
 
     @property
@@ -45,15 +47,13 @@ class Case:
         return normal(*self.a.shape, seed=self.seed + 1).to(self.x.dtype)
 
     def expected(self) -> Tensor:
-        reference = naive.conv2d if self.x.dim() == 4 else naive.linear
-        return reference(self.x, self.weight, self.bias, self.grad, self.noise, **self.shape)
+        return naive.flip_product(self.x, self.weight, self.bias, self.grad, self.noise, self.geometry)
 
     def actual(self, layout=lambda t: t) -> Tensor:
         return self.product(*(layout(t) for t in (self.x, self.a, self.grad)))
 
     def product(self, x: Tensor, a: Tensor, grad: Tensor) -> Tensor:
-        product = flips.conv2d if x.dim() == 4 else flips.linear
-        return product(x, a, grad, self.weight, self.noise, **self.shape)
+        return flips.flip_product(x, a, grad, self.weight, self.noise, self.geometry)
 
     def assert_right(self, actual: Tensor) -> None:
         assert actual.shape == self.x.shape
@@ -74,9 +74,11 @@ def states(*shape: int, seed: int = 0) -> Tensor:
 
 
 def case(shape, weight, noise, *, scale=1.0, dtype=torch.float64, seed=0, **rest) -> Case:
+    """A fully connected layer, or a convolution by the number of dimensions; the rest is its geometry."""
     w = scale * normal(*weight, seed=seed + 2)
     bias = normal(weight[0], seed=seed + 3)
-    return Case(states(*shape, seed=seed).to(dtype), w.to(dtype), bias.to(dtype), noise, rest, seed)
+    geometry = Geometry(**rest) if len(shape) == 4 else None
+    return Case(states(*shape, seed=seed).to(dtype), w.to(dtype), bias.to(dtype), noise, geometry, seed)
 
 
 common = {
@@ -132,7 +134,7 @@ def test_naive_linear_by_hand():
     # Second unit flipped: a = 7/4, 3; F = 15/16, 1.
     x = torch.tensor([[1.0, -1.0]])
     weight, bias = torch.tensor([[0.5, 1.0], [2.0, 1.0]]), torch.tensor([0.25, 0.0])
-    u = naive.linear(x, weight, bias, torch.tensor([[2.0, 4.0]]), Uniform(2.0))
+    u = naive.flip_product(x, weight, bias, torch.tensor([[2.0, 4.0]]), Uniform(2.0))
     assert u.tolist() == [[2 * 4 / 16 + 4 * 3 / 4, 2 * 8 / 16 + 4 * 1 / 4]]
 
 
@@ -140,20 +142,26 @@ def test_naive_conv2d_by_hand():
     # F(a) = (a + 4) / 8. With a zero on both sides, a = 2, -1, -1; the first unit flipped, -2, -3, -1; the second, 2, 3, 1.
     x, weight = torch.tensor([[[[1.0, -1.0]]]]), torch.tensor([[[[1.0, 2.0]]]])
     grad = torch.tensor([[[[8.0, 16.0, 32.0]]]])
-    u = naive.conv2d(x, weight, None, grad, Uniform(4.0), padding=(0, 1))
+    u = naive.flip_product(x, weight, None, grad, Uniform(4.0), Geometry(padding=(0, 1)))
     assert u.tolist() == [[[[8 * 4 / 8 + 16 * 2 / 8, 16 * 4 / 8 + 32 * 2 / 8]]]]
 
 
+@pytest.mark.parametrize("cases", [linear_cases(), conv_cases()], ids=["linear", "convolution"])
 @settings(max_examples=150)
-@given(linear_cases(), layouts)
-def test_linear_is_naive(layer, layout):
+@given(st.data(), layouts)
+def test_flip_product_is_naive(cases, data, layout):
+    layer = data.draw(cases)
     layer.assert_right(layer.actual(layout))
 
 
-@settings(max_examples=150)
-@given(conv_cases(), layouts)
-def test_conv2d_is_naive(layer, layout):
-    layer.assert_right(layer.actual(layout))
+@pytest.mark.parametrize("noise", [Logistic(), Normal()], ids=repr)
+def test_states_of_another_kind_of_layer_are_refused(noise):
+    row, image = torch.ones(2, 3), torch.ones(2, 3, 1, 1)
+    for function, tensors in ((flips.flip_product, 4), (flips.log_ratio, 4), (flips.slope_product, 5)):
+        with pytest.raises(InputError, match=r"\(2, 3, 1, 1\), not \[B, in\]: give the geometry"):
+            function(*[image] * tensors, noise)
+        with pytest.raises(InputError, match=r"\(2, 3\), not \[B, C, H, W\]: a fully connected layer has no geometry"):
+            function(*[row] * tensors, noise, Geometry())
 
 
 def test_layouts_are_what_they_say():
@@ -169,8 +177,8 @@ def test_gradient_without_memory_of_its_own(noise):
     # What sum().backward() hands to a layer.
     layer = case((3, 2, 5, 4), (3, 2, 2, 3), noise)
     grad = torch.ones((), dtype=torch.float64).expand_as(layer.a)
-    expected = naive.conv2d(layer.x, layer.weight, layer.bias, grad, noise)
-    torch.testing.assert_close(flips.conv2d(layer.x, layer.a, grad, layer.weight, noise), expected, rtol=1e-10, atol=1e-12)
+    expected = naive.flip_product(layer.x, layer.weight, layer.bias, grad, noise, layer.geometry)
+    torch.testing.assert_close(layer.product(layer.x, layer.a, grad), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("noise", [*NOISES, Logistic(100.0)], ids=repr)
@@ -187,7 +195,7 @@ def test_float32_is_precise_for_many_outputs(noise, scale):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_has_its_digits(noise, dtype):
     for layer in (case((4, 8), (50, 8), noise, scale=0.02), case((2, 3, 4, 4), (20, 3, 2, 2), noise, scale=0.02)):
-        half = Case(*(t.to(dtype) for t in (layer.x, layer.weight, layer.bias)), noise, {})
+        half = Case(*(t.to(dtype) for t in (layer.x, layer.weight, layer.bias)), noise, layer.geometry)
         expected, actual = half.expected(), half.actual()
         assert actual.dtype == dtype
         # The pre-activations and the result are rounded, by 2**-9 at most.
@@ -260,12 +268,12 @@ def test_tails_keep_their_digits(noise, low, high, side, dtype):
     bias = base[0] - weight.sum(1)
     a = base
     # On the lower tail the reference has all digits: F(a) - F(b) = F(-b) - F(-a).
-    expected = naive.linear(x, -weight * side, -bias * side, grad, noise) * -side
-    actual = flips.linear(*(t.to(dtype) for t in (x, a, grad, weight)), noise)
+    expected = naive.flip_product(x, -weight * side, -bias * side, grad, noise) * -side
+    actual = flips.flip_product(*(t.to(dtype) for t in (x, a, grad, weight)), noise)
     assert 0 < float(expected.abs().max()) < 1e-4
     torch.testing.assert_close(actual.double(), expected, rtol=1e-10 if dtype == torch.float64 else 3e-5, atol=0)
     image = [t.to(dtype)[:, :, None, None] for t in (x, a, grad, weight)]
-    assert torch.equal(flips.conv2d(*image, noise)[..., 0, 0], actual)
+    assert torch.equal(flips.flip_product(*image, noise, Geometry())[..., 0, 0], actual)
 
 
 @every_noise
@@ -277,16 +285,17 @@ def test_far_pre_activations_are_right(noise, dtype):
     weight = torch.tensor([[0.5, 100.0, -100.0, 1e4]], dtype=dtype)
     # Per unit F(100) - F(100 - 2w) and F(-100) - F(-100 - 2w), times 3.
     expected = torch.tensor([[0.0, 3, 0, 3], [0, 0, -3, 0]], dtype=dtype)
-    torch.testing.assert_close(flips.linear(x, a, grad, weight, noise), expected, rtol=1e-6, atol=1e-30)
+    torch.testing.assert_close(flips.flip_product(x, a, grad, weight, noise), expected, rtol=1e-6, atol=1e-30)
     image = [t[:, :, None, None] for t in (x, a, grad, weight)]
-    torch.testing.assert_close(flips.conv2d(*image, noise)[..., 0, 0], expected, rtol=1e-6, atol=1e-30)
+    u = flips.flip_product(*image, noise, Geometry())[..., 0, 0]
+    torch.testing.assert_close(u, expected, rtol=1e-6, atol=1e-30)
 
 
 @every_noise
 def test_zeros_are_not_flipped(noise):
     layer = case((2, 3, 4, 5), (4, 3, 3, 2), noise, padding=(2, 1), stride=(2, 1))
     inside, padded = layer.actual(), functional.pad(layer.x, (1, 1, 2, 2))
-    u = flips.conv2d(padded, layer.a, layer.grad, layer.weight, noise, stride=(2, 1))
+    u = flips.flip_product(padded, layer.a, layer.grad, layer.weight, noise, Geometry(stride=(2, 1)))
     assert not u[padded == 0].any()
     assert torch.equal(u[:, :, 2:-2, 1:-1], inside)
     assert bool((inside != 0).any())
@@ -299,9 +308,10 @@ def test_convolution_is_its_fully_connected_layer(noise):
     units = torch.eye(layer.x[0].numel(), dtype=torch.float64).view(-1, *layer.x.shape[1:])
     dense = functional.conv2d(units, layer.weight, **shape).flatten(1).t()
     x, a, grad = (t.flatten(1) for t in (layer.x, layer.a, layer.grad))
-    torch.testing.assert_close(layer.actual().flatten(1), flips.linear(x, a, grad, dense, noise), rtol=1e-10, atol=1e-12)
+    u = flips.flip_product(x, a, grad, dense, noise)
+    torch.testing.assert_close(layer.actual().flatten(1), u, rtol=1e-10, atol=1e-12)
     bias = layer.a[0].flatten() - dense @ x[0]
-    expected = naive.linear(x, dense, bias, grad, noise)
+    expected = naive.flip_product(x, dense, bias, grad, noise)
     torch.testing.assert_close(layer.expected().flatten(1), expected, rtol=1e-10, atol=1e-12)
 
 
@@ -313,7 +323,7 @@ def test_term_is_even_plus_state_times_odd_part(noise):
     E = (F(at + step) - F(at - step)) / 2
     O = F(at) - (F(at + step) + F(at - step)) / 2  # noqa: E741
     expected = ((E + x[:, None] * O) * grad[:, :, None]).sum(1)
-    torch.testing.assert_close(flips.linear(x, a, grad, weight, noise), expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(flips.flip_product(x, a, grad, weight, noise), expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("noise", [Logistic(), Normal(1.3)], ids=repr)
@@ -323,7 +333,8 @@ def test_straight_through_is_the_first_taylor_term(noise, at_zero, order):
     x, grad, weight = states(5, 4), normal(5, 3, seed=1), normal(3, 4, seed=2)
     a = torch.zeros(5, 3, dtype=torch.float64) if at_zero else normal(5, 3, seed=3)
     st = (2 * noise.pdf(a) * grad) @ weight
-    differences = [(flips.linear(x, a, grad, h * weight, noise) - h * st).norm().item() for h in (2**-6, 2**-7, 2**-8)]
+    products = [(h, flips.flip_product(x, a, grad, h * weight, noise)) for h in (2**-6, 2**-7, 2**-8)]
+    differences = [(u - h * st).norm().item() for h, u in products]
     assert differences[0] / differences[1] == pytest.approx(2**order, rel=0.03)
     assert differences[1] / differences[2] == pytest.approx(2**order, rel=0.03)
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from flipgrad.errors import InputError
 from flipgrad.estimators._draws import conditional
-from flipgrad.flips import naive, native
+from flipgrad.flips import Geometry, naive, native
+from flipgrad.flips._arguments import flat
 from flipgrad.noise import Laplace, Logistic, Normal, Uniform
 
 compiled = pytest.mark.skipif(not native.available(), reason=native.reason() or "compiled")
@@ -64,7 +65,7 @@ class Case:
     scale: float = 1.0
     zeros: bool = False
     ratio: bool = False
-    options: dict[str, object] = field(default_factory=dict)
+    geometry: Geometry | None = None
 
     def __post_init__(self) -> None:
         step = 2.0 ** math.ceil(math.log2(self.size) - 9)
@@ -73,8 +74,11 @@ class Case:
             self.x[normal(*self.shape, seed=self.seed + 1) > 1] = 0
         self.weight = on_grid(self.size * normal(*self.weight_shape, seed=self.seed + 2).clamp(-1, 1), step)
         self.bias = on_grid((1e3 * step * normal(self.weight_shape[0], seed=self.seed + 3)).clamp(-100, 100), step)
-        affine = functional.conv2d if len(self.shape) == 4 else functional.linear
-        self.a = affine(self.x, self.weight, self.bias, **self.options)
+        if len(self.shape) == 2:
+            self.a = functional.linear(self.x, self.weight, self.bias)
+        else:
+            self.geometry = self.geometry or Geometry()
+            self.a = functional.conv2d(self.x, self.weight, self.bias, *self.geometry)
         assert torch.equal(self.a.float().double(), self.a)
         # Exact in float32 too.
         self.grad = normal(*self.a.shape, seed=self.seed + 4).float().double()
@@ -83,14 +87,14 @@ class Case:
             self.grad = (4 * self.grad + self.a / self.scale).sign() * (self.grad > -2)
 
     def function(self, module):
-        return getattr(module, ("ratio_" if self.ratio else "") + ("conv2d" if len(self.shape) == 4 else "linear"))
+        return module.log_ratio if self.ratio else module.flip_product
 
     def expected(self) -> Tensor:
-        return self.function(naive)(self.x, self.weight, self.bias, self.grad, Logistic(self.scale), **self.options)
+        return self.function(naive)(self.x, self.weight, self.bias, self.grad, Logistic(self.scale), self.geometry)
 
     def actual(self, dtype: torch.dtype, layout=lambda t: t) -> Tensor:
         x, a, grad = (layout(t.to(dtype)) for t in (self.x, self.a, self.grad))
-        return self.function(native)(x, a, grad, self.weight.to(dtype), Logistic(self.scale), **self.options)
+        return self.function(native)(x, a, grad, self.weight.to(dtype), Logistic(self.scale), self.geometry)
 
     def assert_right(self, layout=lambda t: t) -> None:
         expected = self.expected()
@@ -136,9 +140,9 @@ def conv_cases(draw) -> Case:
     # The reference evaluates the layer once per unit.
     if groups * inputs * size[0] * size[1] > 250:
         inputs, groups = min(inputs, 7), 1
-    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     shapes = (batch, groups * inputs, *size), (groups * outputs, inputs, *kernel)
-    return Case(*shapes, options=options, **{name: draw(value) for name, value in common.items()})
+    geometry = Geometry(stride, padding, dilation, groups)
+    return Case(*shapes, geometry=geometry, **{name: draw(value) for name, value in common.items()})
 
 
 def strided(t: Tensor) -> Tensor:
@@ -166,16 +170,11 @@ def on_both_paths(check) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("cases", [linear_cases(), conv_cases()], ids=["linear", "convolution"])
 @settings(max_examples=150)
-@given(linear_cases(), layouts)
-def test_linear_is_naive(layer, layout):
-    on_both_paths(lambda: layer.assert_right(layout))
-
-
-@compiled
-@settings(max_examples=100)
-@given(conv_cases(), layouts)
-def test_conv2d_is_naive(layer, layout):
+@given(st.data(), layouts)
+def test_kernels_are_naive(cases, data, layout):
+    layer = data.draw(cases)
     on_both_paths(lambda: layer.assert_right(layout))
 
 
@@ -196,7 +195,7 @@ def test_far_pre_activations_keep_their_digits(reach, size, dtype):
     x, weight = normal(9, 20).sign(), (size * normal(33, 20, seed=1)).clamp(-20, 20).to(dtype)
     a = (reach * (2 * torch.rand(9, 33, dtype=torch.float64) - 1)).to(dtype)
     grad = normal(9, 33, seed=3).to(dtype)
-    u = native.linear(x.to(dtype), a, grad, weight, Logistic()).double()
+    u = native.flip_product(x.to(dtype), a, grad, weight, Logistic()).double()
     expected = precise(x, a.double(), grad.double(), weight.double())
     assert float((u - expected).norm() / expected.norm()) < PRECISION[dtype]
 
@@ -211,7 +210,7 @@ def test_every_tiny_term_is_right(weight, side, dtype):
     x, grad = torch.tensor([[1.0, -1.0]], dtype=dtype), torch.ones(1, 1, dtype=dtype)
     a, weights = torch.tensor([[side]], dtype=dtype), torch.full((1, 2), weight, dtype=dtype)
     expected = precise(*(t.double() for t in (x, a, grad, weights)))
-    u = native.linear(x, a, grad, weights, Logistic())
+    u = native.flip_product(x, a, grad, weights, Logistic())
     # Near the smallest normal number, 1e-38 in float32, there are no digits.
     torch.testing.assert_close(u.double(), expected, rtol=PRECISION[dtype], atol=10 * torch.finfo(dtype).tiny)
 
@@ -225,9 +224,10 @@ def test_weights_beyond_the_kernels_are_right(dtype):
     x, grad = torch.ones(2, 4, dtype=dtype), torch.full((2, 1), 3.0, dtype=dtype)
     weight = torch.tensor([[0.5, 1000.0, -1000.0, 450.0]], dtype=dtype)
     expected = torch.tensor([[0.0, 3, 0, 0], [0, 0, -3, 0]], dtype=dtype)
-    torch.testing.assert_close(native.linear(x, a, grad, weight, Logistic()), expected, rtol=1e-6, atol=1e-30)
+    torch.testing.assert_close(native.flip_product(x, a, grad, weight, Logistic()), expected, rtol=1e-6, atol=1e-30)
     image = [t[:, :, None, None] for t in (x, a, grad, weight)]
-    torch.testing.assert_close(native.conv2d(*image, Logistic())[..., 0, 0], expected, rtol=1e-6, atol=1e-30)
+    u = native.flip_product(*image, Logistic(), Geometry())[..., 0, 0]
+    torch.testing.assert_close(u, expected, rtol=1e-6, atol=1e-30)
 
 
 def logarithms(x: Tensor, a: Tensor, states: Tensor, weight: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ def test_log_ratios_of_large_numbers(units, reach, size, dtype):
     # The last examples' states are mostly unlikely.
     states = (a + 3 * normal(9, units[1], seed=3)).sign().to(dtype)
     states[5:] *= -1
-    log_ratio = native.ratio_linear(x, a, states, weight, Logistic())
+    log_ratio = native.log_ratio(x, a, states, weight, Logistic())
     terms = logarithms(*(t.double() for t in (x, a, states, weight)))
     # The last part is the rounding of the reference, which takes differences of logarithms as large as a.
     allowed = RATIO_PRECISION[dtype] * terms.abs().sum(1).clamp(min=1) + 1e-15 * reach * units[1]
@@ -263,9 +263,9 @@ def test_log_ratio_is_that_of_probabilities():
     weight = torch.tensor([[0.75, 0.75, 0.75]])
     likely, less, more = (1 / (1 + math.exp(-t)) for t in (0.5, -1.0, 2.0))
     expected = torch.tensor([[math.log(less / likely), math.log(more / likely), 0.0]])
-    torch.testing.assert_close(native.ratio_linear(x, a, states, weight, Logistic()), expected)
+    torch.testing.assert_close(native.log_ratio(x, a, states, weight, Logistic()), expected)
     expected = torch.tensor([[math.log((1 - less) / (1 - likely)), math.log((1 - more) / (1 - likely)), 0.0]])
-    torch.testing.assert_close(native.ratio_linear(x, a, -states, weight, Logistic()), expected)
+    torch.testing.assert_close(native.log_ratio(x, a, -states, weight, Logistic()), expected)
 
 
 @compiled
@@ -275,17 +275,17 @@ def test_log_ratio_is_that_of_probabilities():
 def test_log_ratios_of_what_is_no_number_are_none(size, units):
     x, a, states, weight = torch.ones(2, units), torch.ones(2, 5), torch.ones(2, 5), torch.full((5, units), size)
     a[1, 3] = torch.nan
-    log_ratio = native.ratio_linear(x, a, states, weight, Logistic())
+    log_ratio = native.log_ratio(x, a, states, weight, Logistic())
     assert not log_ratio[0].isnan().any()
     assert log_ratio[1].isnan().all()
     weight[2, 1] = torch.nan
-    assert native.ratio_linear(x, a, states, weight, Logistic())[:, 1].isnan().all()
+    assert native.log_ratio(x, a, states, weight, Logistic())[:, 1].isnan().all()
 
 
 def large_case(*, ratio: bool = False) -> Case:
     """Large enough that all threads get work."""
-    options = {"padding": (1, 0), "stride": (2, 1), "groups": 2}
-    return Case((20, 40, 9, 7), (34, 20, 3, 2), 0.3, 0, options=options, ratio=ratio)
+    geometry = Geometry(stride=(2, 1), padding=(1, 0), groups=2)
+    return Case((20, 40, 9, 7), (34, 20, 3, 2), 0.3, 0, geometry=geometry, ratio=ratio)
 
 
 @compiled
@@ -320,12 +320,12 @@ from flipgrad.noise import Logistic
 torch.set_num_threads(2)
 # What torch itself computes with its threads does not survive a fork: the tensors are ready before it.
 x, a, g, w = torch.ones(200, 64), torch.ones(200, 64), torch.ones(200, 64), torch.full((64, 64), 0.1)
-before = native.linear(x, a, g, w, Logistic()).tolist()
+before = native.flip_product(x, a, g, w, Logistic()).tolist()
 child = os.fork()
 if child == 0:
-    os._exit(0 if native.linear(x, a, g, w, Logistic()).tolist() == before else 1)
+    os._exit(0 if native.flip_product(x, a, g, w, Logistic()).tolist() == before else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert native.linear(x, a, g, w, Logistic()).tolist() == before
+assert native.flip_product(x, a, g, w, Logistic()).tolist() == before
 """
 
 
@@ -353,17 +353,17 @@ def test_results_have_the_memory_format_of_the_states(ratio):
 def test_half_precision_is_computed_in_float32(ratio, dtype):
     layer = Case((4, 3, 5, 4), (7, 3, 2, 2), 0.3, 0, ratio=ratio)
     tensors = [t.to(dtype) for t in (layer.x, layer.a, layer.grad, layer.weight)]
-    u = layer.function(native)(*tensors, Logistic())
+    u = layer.function(native)(*tensors, Logistic(), layer.geometry)
     assert u.dtype == dtype
-    assert torch.equal(u, layer.function(native)(*(t.float() for t in tensors), Logistic()).to(dtype))
+    assert torch.equal(u, layer.function(native)(*(t.float() for t in tensors), Logistic(), layer.geometry).to(dtype))
 
 
 @compiled
 def test_gradient_without_memory_of_its_own():
     layer = Case((3, 2, 5, 4), (3, 2, 2, 3), 1.0, 0)
     grad = torch.ones((), dtype=torch.float64).expand_as(layer.a)
-    expected = naive.conv2d(layer.x, layer.weight, layer.bias, grad, Logistic())
-    u = native.conv2d(layer.x, layer.a, grad, layer.weight, Logistic())
+    expected = naive.flip_product(layer.x, layer.weight, layer.bias, grad, Logistic(), layer.geometry)
+    u = native.flip_product(layer.x, layer.a, grad, layer.weight, Logistic(), layer.geometry)
     torch.testing.assert_close(u, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -371,13 +371,11 @@ def test_gradient_without_memory_of_its_own():
 def test_operators_pass_opcheck():
     layer, image = Case((3, 5), (4, 5), 0.3, 0), Case((2, 3, 5, 4), (3, 3, 3, 2), 0.3, 0)
     operators = torch.ops.flipgrad
-    for operator in (operators.flip_linear_native, operators.flip_ratio_linear_native):
-        torch.library.opcheck(operator.default, (layer.x, layer.a, layer.grad.sign(), layer.weight, 1.0))
     for layout in (torch.Tensor.contiguous, channels_last):
-        tensors = [layout(t) for t in (image.x, image.a, image.grad.sign())]
-        arguments = (*tensors, image.weight, 1.0, (1, 1), (0, 0), (1, 1), 1)
-        torch.library.opcheck(operators.flip_conv2d_native.default, arguments)
-        torch.library.opcheck(operators.flip_ratio_conv2d_native.default, arguments)
+        for case in (layer, image):
+            tensors = [layout(t) for t in (case.x, case.a, case.grad.sign())]
+            for operator in (operators.flip_product_native, operators.log_ratio_native):
+                torch.library.opcheck(operator.default, (*tensors, case.weight, 1.0, flat(case.geometry)))
         torch.library.opcheck(operators.sample_states_native.default, (tensors[1].float(), 1.0, 3, 4))
         torch.library.opcheck(operators.sample_states_from_probability_native.default, (tensors[1].sigmoid(), 3, 4))
         torch.library.opcheck(operators.mean_slopes_native.default, (tensors[1].float(), 1.0, 0.5, 3, 4, 5))
@@ -387,23 +385,26 @@ def test_operators_pass_opcheck():
 def test_bad_input_is_refused():
     x, a, grad, weight = (torch.ones(2, 2) for _ in range(4))
     with pytest.raises(InputError, match=r"Normal.*Logistic"):
-        native.linear(x, a, grad, weight, Normal())
+        native.flip_product(x, a, grad, weight, Normal())
     with pytest.raises(InputError, match=r"a is on meta.*CPU"):
-        native.linear(x, a.to("meta"), grad, weight, Logistic())
+        native.flip_product(x, a.to("meta"), grad, weight, Logistic())
     with pytest.raises(InputError, match=r"x has dtype torch.int64"):
-        native.linear(x.long(), a, grad, weight, Logistic())
+        native.flip_product(x.long(), a, grad, weight, Logistic())
     with pytest.raises(InputError, match=r"weight has dtype torch.float64, but x has torch.float32"):
-        native.linear(x, a, grad, weight.double(), Logistic())
+        native.flip_product(x, a, grad, weight.double(), Logistic())
     with pytest.raises(InputError, match=r"grad has shape \(2, 3\).*\(2, 2\)"):
-        native.linear(x, a, torch.ones(2, 3), weight, Logistic())
+        native.flip_product(x, a, torch.ones(2, 3), weight, Logistic())
+    images = [torch.ones(shape) for shape in ((1, 2, 4, 4), (1, 4, 3, 4), (1, 4, 4, 4), (4, 2, 1, 1))]
     with pytest.raises(InputError, match=r"a has shape \(1, 4, 3, 4\).*\(1, 4, 4, 4\)"):
-        native.conv2d(
-            torch.ones(1, 2, 4, 4), torch.ones(1, 4, 3, 4), torch.ones(1, 4, 4, 4), torch.ones(4, 2, 1, 1), Logistic()
-        )
+        native.flip_product(*images, Logistic(), Geometry())
+    with pytest.raises(InputError, match=r"x has shape \(1, 2, 4, 4\), not \[B, in\]"):
+        native.flip_product(*images, Logistic())
+    with pytest.raises(InputError, match=r"x has shape \(2, 2\), not \[B, C, H, W\]"):
+        native.log_ratio(x, a, grad, weight, Logistic(), Geometry())
     with pytest.raises(InputError, match=r"Normal.*Logistic"):
-        native.ratio_conv2d(x, a, grad, weight, Normal())
+        native.log_ratio(x, a, grad, weight, Normal())
     with pytest.raises(InputError, match=r"states has shape \(2, 3\).*\(2, 2\)"):
-        native.ratio_linear(x, a, torch.ones(2, 3), weight, Logistic())
+        native.log_ratio(x, a, torch.ones(2, 3), weight, Logistic())
     with pytest.raises(InputError, match="seed=-1"):
         native.sample_states(a, Logistic(), -1)
     with pytest.raises(InputError, match=r"offset=-2"):
@@ -423,7 +424,7 @@ def test_missing_library_is_explained(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "_reason", reason)
     assert not native.available()
     with pytest.raises(InputError, match="cannot be loaded"):
-        native.linear(*(torch.ones(2, 2) for _ in range(4)), Logistic())
+        native.flip_product(*(torch.ones(2, 2) for _ in range(4)), Logistic())
 
 
 def philox(counter: list[int], key: list[int]) -> list[int]:

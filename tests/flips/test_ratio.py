@@ -11,54 +11,48 @@ from torch.nn import functional
 
 import flipgrad as fg
 from flipgrad import flips
-from flipgrad.flips import interpolated, naive, native, separable, vectorized
+from flipgrad.flips import Geometry, interpolated, naive, native, separable, vectorized
+from flipgrad.flips._arguments import flat
 from flipgrad.noise import sign
 
 SMOOTH = [fg.Logistic(), fg.Logistic(0.5), fg.Normal(), fg.Normal(2.0)]
 NOISES = [*SMOOTH, fg.Laplace(0.8), fg.Uniform(3.0)]
-# Channels in and out, size, kernel, stride, padding, dilation, groups.
-SHAPES = [
-    (3, 4, (4, 3), (2, 2), (1, 1), (0, 0), (1, 1), 1),
-    (2, 2, (5, 4), (3, 2), (2, 1), (1, 2), (1, 2), 1),
-    (4, 6, (3, 3), (2, 1), (1, 2), (1, 0), (1, 1), 2),
+# Channels in and out, the size and kernel of a convolution, and its geometry: fully connected layers have none.
+CONVOLUTIONS = [
+    (3, 4, (4, 3), (2, 2), Geometry()),
+    (2, 2, (5, 4), (3, 2), Geometry((2, 1), (1, 2), (1, 2))),
+    (4, 6, (3, 3), (2, 1), Geometry((1, 2), (1, 0), groups=2)),
 ]
+SHAPES = [(5, 4, (), (), None), *CONVOLUTIONS]
 each_noise = pytest.mark.parametrize("noise", NOISES, ids=str)
 each_smooth = pytest.mark.parametrize("noise", SMOOTH, ids=str)
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
-def convolution(shape, noise, scale=0.7, batch=3, seed=0):
-    """States, pre-activations, gradient, output states, weight and the convolution's geometry."""
-    channels, out, size, kernel, *geometry = shape
+def layer(shape, noise, scale=0.7, batch=3, seed=0):
+    """States, pre-activations, gradient, output states, weight, bias and geometry."""
+    channels, out, size, kernel, geometry = shape
+    groups = geometry.groups if geometry else 1
     torch.manual_seed(seed)
-    weight = scale * noise.scale * torch.randn(out, channels // geometry[-1], *kernel, dtype=torch.float64)
+    weight = scale * noise.scale * torch.randn(out, channels // groups, *kernel, dtype=torch.float64)
     x = sign(torch.randn(batch, channels, *size, dtype=torch.float64))
-    x[0, 0, 0, 0] = 0
+    x.view(-1)[0] = 0
     bias = torch.randn(out, dtype=torch.float64) * noise.scale
-    a = functional.conv2d(x, weight, bias, *geometry)
+    a = functional.conv2d(x, weight, bias, *geometry) if geometry else functional.linear(x, weight, bias)
     return x, a, torch.randn_like(a), sign(noise.cdf(a) - torch.rand_like(a)), weight, bias, geometry
 
 
 @each_noise
 @each_shape
 def test_the_log_ratio_is_its_definition(shape, noise):
-    x, a, _, states, weight, bias, geometry = convolution(shape, noise)
-    expected = naive.ratio_conv2d(x, weight, bias, states, noise, *geometry)
-    torch.testing.assert_close(flips.ratio_conv2d(x, a, states, weight, noise, *geometry), expected, rtol=1e-9, atol=1e-10)
+    x, a, _, states, weight, bias, geometry = layer(shape, noise)
+    expected = naive.log_ratio(x, weight, bias, states, noise, geometry)
+    torch.testing.assert_close(flips.log_ratio(x, a, states, weight, noise, geometry), expected, rtol=1e-9, atol=1e-10)
 
 
-@each_noise
-def test_the_log_ratio_of_a_fully_connected_layer_is_its_definition(noise):
-    torch.manual_seed(1)
-    weight, bias, x = torch.randn(4, 5).double(), torch.randn(4).double(), sign(torch.randn(6, 5)).double()
-    a = functional.linear(x, weight, bias)
-    states = sign(torch.randn_like(a))
-    expected = naive.ratio_linear(x, weight, bias, states, noise)
-    torch.testing.assert_close(flips.ratio_linear(x, a, states, weight, noise), expected, rtol=1e-9, atol=1e-10)
-
-
-def slopes(x, share, a, grad, weight, noise, stride, padding, dilation, groups):
+def slopes(x, share, a, grad, weight, noise, geometry):
     """The definition, weight by weight and place by place."""
+    stride, padding, dilation, groups = geometry
     padded, shares = (functional.pad(t, (padding[1], padding[1], padding[0], padding[0])) for t in (x, share))
     result = torch.zeros_like(weight)
     per_group = weight.shape[0] // groups
@@ -74,37 +68,37 @@ def slopes(x, share, a, grad, weight, noise, stride, padding, dilation, groups):
 
 
 @each_noise
-@each_shape
+@pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
 def test_the_slope_product_is_its_definition(shape, noise):
-    x, a, grad, _, weight, _, geometry = convolution(shape, noise)
+    x, a, grad, _, weight, _, geometry = layer(shape, noise)
     share = torch.rand_like(x)
-    expected = slopes(x, share, a, grad, weight, noise, *geometry)
-    torch.testing.assert_close(flips.slope_conv2d(x, share, a, grad, weight, noise, *geometry), expected)
+    expected = slopes(x, share, a, grad, weight, noise, geometry)
+    torch.testing.assert_close(flips.slope_product(x, share, a, grad, weight, noise, geometry), expected)
 
 
 def test_the_slope_product_of_a_fully_connected_layer_is_that_of_a_convolution_of_one_place():
     torch.manual_seed(2)
     weight, x, share = torch.randn(4, 5), sign(torch.randn(6, 5)), torch.rand(6, 5)
     a, grad = x @ weight.t(), torch.randn(6, 4)
-    expected = flips.slope_conv2d(*(t[..., None, None] for t in (x, share, a, grad, weight)), fg.Normal())
-    torch.testing.assert_close(flips.slope_linear(x, share, a, grad, weight, fg.Normal()), expected[..., 0, 0])
+    expected = flips.slope_product(*(t[..., None, None] for t in (x, share, a, grad, weight)), fg.Normal(), Geometry())
+    torch.testing.assert_close(flips.slope_product(x, share, a, grad, weight, fg.Normal()), expected[..., 0, 0])
 
 
 @each_smooth
 @each_shape
 @pytest.mark.parametrize("scale", [0.01, 0.1, 0.4])
 def test_interpolated_sums_are_within_ten_times_the_tolerance(shape, noise, scale):
-    x, a, grad, states, weight, _, geometry = convolution(shape, noise, scale, batch=20)
+    x, a, grad, states, weight, _, geometry = layer(shape, noise, scale, batch=20)
     share = torch.rand_like(x)
     plan = separable.plan(weight, noise, 1e-3)
-    exact = vectorized.ratio_conv2d(x, a, states, weight, noise, *geometry)
+    exact = vectorized.log_ratio(x, a, states, weight, noise, geometry)
     for dtype in (torch.float64, torch.float32):
         some = [t.to(dtype) for t in (x, share, a, grad, states, weight)]
-        ratio = interpolated.ratio(some[0], some[2], some[4], some[5], noise, plan, *geometry)
+        ratio = interpolated.ratio(some[0], some[2], some[4], some[5], noise, plan, geometry)
         assert (ratio - exact).norm() <= 1e-2 * exact.norm()
-        assert ratio[0, 0, 0, 0] == 0
-        slope = interpolated.slope(*some[:4], some[5], noise, plan, *geometry)
-        expected = vectorized.slope_conv2d(x, share, a, grad, weight, noise, *geometry)
+        assert ratio.view(-1)[0] == 0
+        slope = interpolated.slope(*some[:4], some[5], noise, plan, geometry)
+        expected = vectorized.slope_product(x, share, a, grad, weight, noise, geometry)
         assert (slope - expected).norm() <= 1e-2 * expected.norm()
 
 
@@ -119,7 +113,7 @@ def test_the_error_of_interpolation_is_estimated():
     states, x = sign(noise.cdf(a) - torch.rand_like(a)), sign(torch.randn(n, 1, dtype=torch.float64))
     # One output at a time: a sum of one term.
     found = torch.cat([interpolated.ratio(x, a[:, [j]], states[:, [j]], weight[[j]], noise, plan) for j in range(n)])
-    exact = torch.cat([vectorized.ratio_linear(x, a[:, [j]], states[:, [j]], weight[[j]], noise) for j in range(n)])
+    exact = torch.cat([vectorized.log_ratio(x, a[:, [j]], states[:, [j]], weight[[j]], noise) for j in range(n)])
     measured = float((found - exact).norm() / exact.norm())
     assert measured == pytest.approx(interpolated.errors(plan, noise)[0], rel=0.3)
 
@@ -130,7 +124,7 @@ def test_the_error_of_interpolation_is_estimated():
 def test_compiled_features_are_those_of_torch(scale, portable, monkeypatch):
     monkeypatch.setattr(native, "PORTABLE", portable)
     noise = fg.Logistic(1.5)
-    _, a, _, states, weight, _, _ = convolution(SHAPES[0], noise, scale)
+    _, a, _, states, weight, _, _ = layer(CONVOLUTIONS[0], noise, scale)
     plan = interpolated._with_even_part(separable.plan(weight, noise, 1e-4))
     a = (a * 20).float()
     a.view(-1)[0] = 1000.0
@@ -147,8 +141,8 @@ def test_where_interpolation_is_too_coarse_the_exact_form_is_used(noise):
     x = sign(torch.randn(64, 300))
     a, share = x @ weight.t(), torch.rand(64, 300)
     grad = torch.randn_like(a)
-    exact = vectorized.slope_linear(*(t.double() for t in (x, share, a, grad, weight)), noise)
-    found = flips.slope_linear(x, share, a, grad, weight, noise, tolerance=1e-3)
+    exact = vectorized.slope_product(*(t.double() for t in (x, share, a, grad, weight)), noise)
+    found = flips.slope_product(x, share, a, grad, weight, noise, tolerance=1e-3)
     assert (found - exact).norm() <= 1e-4 * exact.norm()
 
 
@@ -160,22 +154,19 @@ def test_hundreds_in_the_exponent_are_safe(tolerance):
     x = torch.ones(8, 64)
     a = x @ weight.t() - 32
     states = -torch.ones_like(a)
-    ratio = flips.ratio_linear(x, a, states, weight, fg.Logistic(), tolerance=tolerance)
+    ratio = flips.log_ratio(x, a, states, weight, fg.Logistic(), tolerance=tolerance)
     term = float(functional.logsigmoid(torch.tensor(1.0)) - math.log(0.5))
     assert torch.allclose(ratio, torch.full_like(ratio, 4096 * term), rtol=2e-3)
 
 
-@pytest.mark.parametrize("name", ["ratio_linear", "slope_linear", "ratio_conv2d", "slope_conv2d"])
-def test_operators(name):
-    x, a, grad, states, weight, _, geometry = convolution(SHAPES[1], fg.Logistic())
-    share = torch.rand_like(x)
-    if name.endswith("linear"):
-        geometry = ()
-        x, share, weight = torch.ones(3, 5), torch.rand(3, 5), torch.randn(4, 5)
-        a, grad, states = torch.randn(3, 4), torch.randn(3, 4), torch.ones(3, 4)
-    tensors = (x, a, states, weight) if name.startswith("ratio") else (x, share, a, grad, weight)
-    operator = getattr(torch.ops.flipgrad, name)
-    torch.library.opcheck(operator, (*tensors, "Logistic", 1.0, 1e-3, *geometry))
+@pytest.mark.parametrize("name", ["log_ratio", "slope_product"])
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]], ids=["linear", "convolution"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_operators(dtype, shape, name):
+    x, a, grad, states, weight, _, geometry = layer(shape, fg.Logistic())
+    tensors = (x, a, states, weight) if name == "log_ratio" else (x, torch.rand_like(x), a, grad, weight)
+    arguments = (*(t.to(dtype) for t in tensors), "Logistic", 1.0, 1e-3, flat(geometry))
+    torch.library.opcheck(getattr(torch.ops.flipgrad, name), arguments)
 
 
 class Own(fg.Noise):
@@ -189,13 +180,14 @@ class Own(fg.Noise):
     _variance = fg.Logistic._variance
 
 
-def test_a_noise_of_ones_own():
-    x, a, grad, states, weight, _, geometry = convolution(SHAPES[0], fg.Logistic())
+@each_shape
+def test_a_noise_of_ones_own(shape):
+    x, a, grad, states, weight, _, geometry = layer(shape, fg.Logistic())
     share = torch.rand_like(x)
     own, ours = (
         (
-            flips.ratio_conv2d(x, a, states, weight, noise, *geometry),
-            flips.slope_conv2d(x, share, a, grad, weight, noise, *geometry),
+            flips.log_ratio(x, a, states, weight, noise, geometry),
+            flips.slope_product(x, share, a, grad, weight, noise, geometry),
         )
         for noise in (Own(), fg.Logistic())
     )

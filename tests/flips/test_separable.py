@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from flipgrad.errors import InputError
-from flipgrad.flips import _basis, naive, native, separable, vectorized
+from flipgrad.flips import Geometry, _basis, naive, native, separable, vectorized
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
 
@@ -67,19 +67,20 @@ def error(actual: Tensor, expected: Tensor) -> float:
 
 @dataclass
 class Layer:
-    """A layer's arguments; ``shape`` is empty for a fully connected one."""
+    """A layer's arguments; without a geometry, of a fully connected one."""
 
     x: Tensor
     weight: Tensor
     bias: Tensor
     noise: Noise
-    shape: dict[str, object]
+    geometry: Geometry | None = None
     seed: int = 0
 
     @property
     def a(self) -> Tensor:
         x, weight, bias = self.x.double(), self.weight.double(), self.bias.double()
-        a = functional.conv2d(x, weight, bias, **self.shape) if x.dim() == 4 else functional.linear(x, weight, bias)
+        linear = self.geometry is None
+        a = functional.linear(x, weight, bias) if linear else functional.conv2d(x, weight, bias, *self.geometry)
         return a.to(self.x.dtype)
 
     @property
@@ -99,19 +100,17 @@ class Layer:
         return float((per_output * grad).sum().sqrt())
 
     def expected(self) -> Tensor:
-        reference = naive.conv2d if self.x.dim() == 4 else naive.linear
-        return reference(self.x, self.weight, self.bias, self.grad, self.noise, **self.shape)
+        return naive.flip_product(self.x, self.weight, self.bias, self.grad, self.noise, self.geometry)
 
     def assert_right(self, tolerance: float, layout) -> None:
         x, a, grad, weight = (layout(t) for t in (self.x, self.a, self.grad, self.weight))
         plan = separable.plan(weight, self.noise, tolerance)
-        product = separable.conv2d if x.dim() == 4 else separable.linear
         if not plan.reachable:
             assert plan.estimated_error > tolerance
             with pytest.raises(InputError, match="at its largest rank"):
-                product(x, a, grad, weight, self.noise, tolerance, **self.shape)
+                separable.flip_product(x, a, grad, weight, self.noise, tolerance, self.geometry)
             return
-        actual = product(x, a, grad, weight, self.noise, tolerance, **self.shape)
+        actual = separable.flip_product(x, a, grad, weight, self.noise, tolerance, self.geometry)
         assert actual.shape == x.shape
         assert actual.dtype == x.dtype
         expected = self.expected()
@@ -121,9 +120,11 @@ class Layer:
 
 
 def layer(shape, weight, noise, *, scale=1.0, bias=1.0, dtype=torch.float64, seed=0, **rest) -> Layer:
+    """A fully connected layer, or a convolution by the number of dimensions; the rest is its geometry."""
     w = scale * normal(*weight, seed=seed + 2)
     b = bias * normal(weight[0], seed=seed + 3).clamp(-2, 2)
-    return Layer(states(*shape, seed=seed).to(dtype), w.to(dtype), b.to(dtype), noise, rest, seed)
+    geometry = Geometry(**rest) if len(shape) == 4 else None
+    return Layer(states(*shape, seed=seed).to(dtype), w.to(dtype), b.to(dtype), noise, geometry, seed)
 
 
 common = {
@@ -176,16 +177,11 @@ layouts = st.sampled_from([torch.Tensor.contiguous, strided, channels_last])
 tolerances = st.sampled_from(TOLERANCES)
 
 
+@pytest.mark.parametrize("layers", [linear_layers(), conv_layers()], ids=["linear", "convolution"])
 @settings(max_examples=150)
-@given(linear_layers(), tolerances, layouts)
-def test_linear_is_naive_within_the_tolerance(layer, tolerance, layout):
-    layer.assert_right(tolerance, layout)
-
-
-@settings(max_examples=150)
-@given(conv_layers(), tolerances, layouts)
-def test_conv2d_is_naive_within_the_tolerance(layer, tolerance, layout):
-    layer.assert_right(tolerance, layout)
+@given(st.data(), tolerances, layouts)
+def test_flip_product_is_naive_within_the_tolerance(layers, data, tolerance, layout):
+    data.draw(layers).assert_right(tolerance, layout)
 
 
 def random_layer(noise: Noise, weights, size: float, spread: float, dtype) -> tuple[Tensor, ...]:
@@ -202,7 +198,7 @@ def random_layer(noise: Noise, weights, size: float, spread: float, dtype) -> tu
 def test_estimate_is_honest(noise, weights, spread):
     for size in (1e-4, 1e-2, 0.05, 0.2, 0.6):
         x, a, grad, weight = random_layer(noise, weights, size, spread, torch.float32)
-        expected = vectorized.linear(x.double(), a.double(), grad.double(), weight.double(), noise)
+        expected = vectorized.flip_product(x.double(), a.double(), grad.double(), weight.double(), noise)
         for tolerance in TOLERANCES:
             plan = separable.plan(weight, noise, tolerance)
             measured = error(separable.product(x, a, grad, weight, noise, plan), expected)
@@ -283,24 +279,24 @@ def test_single_precision_has_its_digits_for_small_weights(noise):
     for size in (1e-4, 1e-3, 1e-2):
         x, a, grad, weight = random_layer(noise, uniform, size, 2.0, torch.float64)
         single = [t.float() for t in (x, a, grad, weight)]
-        exact = vectorized.linear(*(t.double() for t in single), noise)
-        assert error(separable.linear(*single, noise, 1e-4), exact) < 1e-4
+        exact = vectorized.flip_product(*(t.double() for t in single), noise)
+        assert error(separable.flip_product(*single, noise, 1e-4), exact) < 1e-4
 
 
 @every_noise
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_computed_in_single(noise, dtype):
     half = [t.to(dtype) for t in random_layer(noise, uniform, 0.02, 2.0, torch.float64)]
-    actual = separable.linear(*half, noise, 2e-2)
+    actual = separable.flip_product(*half, noise, 2e-2)
     assert actual.dtype == dtype
-    assert torch.equal(actual, separable.linear(*(t.float() for t in half), noise, 2e-2).to(dtype))
+    assert torch.equal(actual, separable.flip_product(*(t.float() for t in half), noise, 2e-2).to(dtype))
 
 
 @every_noise
 def test_far_pre_activations_have_their_signs_and_no_more(noise):
     for dtype in (torch.float32, torch.float64):
         a = torch.tensor([[100.0, -100.0, 1e4, -1e4]], dtype=dtype)
-        u = separable.linear(
+        u = separable.flip_product(
             torch.ones(1, 3, dtype=dtype), a, torch.ones_like(a), torch.full((4, 3), 0.1, dtype=dtype), noise, 0.2
         )
         assert bool(u.isfinite().all())
@@ -313,9 +309,9 @@ def test_tails_keep_their_digits(noise, side):
     # Far out the term is proportional to the density, on both sides.
     a = side * torch.linspace(20, 40, 30, dtype=torch.float64)[None]
     x, grad, weight = states(1, 40), torch.ones_like(a), 0.02 * uniform(30, 40)
-    expected = vectorized.linear(x, a, grad, weight, noise)
+    expected = vectorized.flip_product(x, a, grad, weight, noise)
     for dtype in (torch.float32, torch.float64):
-        actual = separable.linear(*(t.to(dtype) for t in (x, a, grad, weight)), noise, 1e-3)
+        actual = separable.flip_product(*(t.to(dtype) for t in (x, a, grad, weight)), noise, 1e-3)
         assert error(actual, expected) < 1e-3
 
 
@@ -325,10 +321,10 @@ def test_zeros_are_not_flipped(noise, size):
     inner = layer((2, 3, 4, 5), (4, 3, 3, 2), noise, scale=size)
     padded = functional.pad(inner.x, (1, 1, 2, 2))
     plan = separable.plan(inner.weight, noise, 1e-1)
-    shape = {"stride": (2, 1), "padding": (2, 1)}
-    a = functional.conv2d(inner.x, inner.weight, None, **shape)
-    inside = separable.product(inner.x, a, a, inner.weight, noise, plan, **shape)
-    u = separable.product(padded, a, a, inner.weight, noise, plan, stride=(2, 1))
+    geometry = Geometry(stride=(2, 1), padding=(2, 1))
+    a = functional.conv2d(inner.x, inner.weight, None, *geometry)
+    inside = separable.product(inner.x, a, a, inner.weight, noise, plan, geometry)
+    u = separable.product(padded, a, a, inner.weight, noise, plan, Geometry(stride=(2, 1)))
     assert not u[padded == 0].any()
     torch.testing.assert_close(u[:, :, 2:-2, 1:-1], inside)
     row = torch.tensor([[1.0, 0.0, -1.0]], dtype=torch.float64)
@@ -346,7 +342,7 @@ def test_convolution_is_its_fully_connected_layer():
         units = torch.eye(conv.x[0].numel(), dtype=torch.float64).view(-1, *conv.x.shape[1:])
         dense = functional.conv2d(units, conv.weight, **shape).flatten(1).t()
         expected = separable.product(*(t.flatten(1) for t in (conv.x, conv.a, conv.grad)), dense, conv.noise, plan)
-        actual = separable.product(conv.x, conv.a, conv.grad, conv.weight, conv.noise, plan, **shape)
+        actual = separable.product(conv.x, conv.a, conv.grad, conv.weight, conv.noise, plan, conv.geometry)
         torch.testing.assert_close(actual.flatten(1), expected, rtol=1e-10, atol=1e-12)
 
 
@@ -356,10 +352,10 @@ def test_chunks_give_the_same(chunk, monkeypatch):
     conv = layer((5, 4, 5, 4), (6, 2, 3, 2), Logistic(), scale=0.1, **shape)
     for memory in (torch.contiguous_format, torch.channels_last):
         x, a, grad = (t.contiguous(memory_format=memory) for t in (conv.x, conv.a, conv.grad))
-        whole = separable.conv2d(x, a, grad, conv.weight, conv.noise, 1e-3, **shape)
+        whole = separable.flip_product(x, a, grad, conv.weight, conv.noise, 1e-3, conv.geometry)
         with monkeypatch.context() as patch:
             patch.setattr(separable, "CHUNK", chunk)
-            parts = separable.conv2d(x, a, grad, conv.weight, conv.noise, 1e-3, **shape)
+            parts = separable.flip_product(x, a, grad, conv.weight, conv.noise, 1e-3, conv.geometry)
         torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-14)
         assert parts.stride() == whole.stride()
 
@@ -426,8 +422,8 @@ def test_plan_of_odd_weights():
 
 def test_scale_of_the_noise_is_the_unit_of_all():
     x, a, grad, weight = random_layer(Normal(), uniform, 0.05, 1.0, torch.float64)
-    one = separable.linear(x, a, grad, weight, Normal(), 1e-3)
-    torch.testing.assert_close(separable.linear(x, 3 * a, grad, 3 * weight, Normal(3.0), 1e-3), one, rtol=1e-6, atol=1e-9)
+    one = separable.flip_product(x, a, grad, weight, Normal(), 1e-3)
+    torch.testing.assert_close(separable.flip_product(x, 3 * a, grad, 3 * weight, Normal(3.0), 1e-3), one, rtol=1e-6, atol=1e-9)
 
 
 def test_tolerance_is_checked():
@@ -442,6 +438,5 @@ def test_product_is_one_graph(noise):
     plan = separable.plan(conv.weight, noise, 1e-1)
     plan = replace(plan, tolerance=0.1)
     compiled = torch.compile(separable.product, fullgraph=True, backend="eager")
-    arguments = conv.x, conv.a, conv.grad, conv.weight, noise, plan
-    shape = {"padding": (1, 1), "groups": 2}
-    assert torch.equal(compiled(*arguments, **shape), separable.product(*arguments, **shape))
+    arguments = conv.x, conv.a, conv.grad, conv.weight, noise, plan, conv.geometry
+    assert torch.equal(compiled(*arguments), separable.product(*arguments))

@@ -90,7 +90,7 @@ def test_missing_parts_are_explained(monkeypatch):
         assert not triton.available()
         assert text in triton.reason()
         with pytest.raises(InputError, match=text):
-            triton.linear(*(torch.ones(2, 2) for _ in range(4)), Logistic())
+            triton.flip_product(*(torch.ones(2, 2) for _ in range(4)), Logistic())
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert triton.available()
 

@@ -4,7 +4,7 @@ an environment variable before Triton is imported, for all of the process."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from flipgrad import flips
 from flipgrad.errors import InputError
-from flipgrad.flips import naive, triton
+from flipgrad.flips import Geometry, naive, triton
+from flipgrad.flips._arguments import flat
 from flipgrad.noise import Laplace, Logistic, Normal, Uniform
 
 PRECISION = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -55,7 +56,7 @@ class Case:
     scale: float = 1.0
     zeros: bool = False
     ratio: bool = False
-    options: dict[str, object] = field(default_factory=dict)
+    geometry: Geometry | None = None
 
     def __post_init__(self) -> None:
         step = 2.0 ** math.ceil(math.log2(self.size) - 9)
@@ -64,8 +65,11 @@ class Case:
             self.x[normal(*self.shape, seed=self.seed + 1) > 1] = 0
         self.weight = on_grid(self.size * normal(*self.weight_shape, seed=self.seed + 2).clamp(-1, 1), step)
         self.bias = on_grid((1e3 * step * normal(self.weight_shape[0], seed=self.seed + 3)).clamp(-100, 100), step)
-        affine = functional.conv2d if len(self.shape) == 4 else functional.linear
-        self.a = affine(self.x, self.weight, self.bias, **self.options)
+        if len(self.shape) == 2:
+            self.a = functional.linear(self.x, self.weight, self.bias)
+        else:
+            self.geometry = self.geometry or Geometry()
+            self.a = functional.conv2d(self.x, self.weight, self.bias, *self.geometry)
         assert torch.equal(self.a.float().double(), self.a)
         # Exact in float32 too.
         self.grad = normal(*self.a.shape, seed=self.seed + 4).float().double()
@@ -74,14 +78,14 @@ class Case:
             self.grad = (4 * self.grad + self.a / self.scale).sign() * (self.grad > -2)
 
     def function(self, module):
-        return getattr(module, ("ratio_" if self.ratio else "") + ("conv2d" if len(self.shape) == 4 else "linear"))
+        return module.log_ratio if self.ratio else module.flip_product
 
     def expected(self) -> Tensor:
-        return self.function(naive)(self.x, self.weight, self.bias, self.grad, Logistic(self.scale), **self.options)
+        return self.function(naive)(self.x, self.weight, self.bias, self.grad, Logistic(self.scale), self.geometry)
 
     def actual(self, dtype: torch.dtype, layout=lambda t: t) -> Tensor:
         tensors = (layout(t.to(DEVICE, dtype)) for t in (self.x, self.a, self.grad, self.weight))
-        return self.function(triton)(*tensors, Logistic(self.scale), **self.options)
+        return self.function(triton)(*tensors, Logistic(self.scale), self.geometry)
 
     def assert_right(self, dtype: torch.dtype, layout=lambda t: t) -> None:
         actual, expected = self.actual(dtype, layout), self.expected()
@@ -139,34 +143,29 @@ def conv_cases(draw) -> Case:
     return Case(
         (batch, groups * inputs, *size),
         (groups * outputs, inputs, *kernel),
-        options={"stride": stride, "padding": padding, "dilation": dilation, "groups": groups},
+        geometry=Geometry(stride, padding, dilation, groups),
         **{name: draw(value) for name, value in common.items()},
     )
 
 
+@pytest.mark.parametrize("cases", [linear_cases(), conv_cases()], ids=["linear", "convolution"])
 @settings(max_examples=40)
-@given(linear_cases(), dtypes, layouts)
-def test_linear_is_naive(layer, dtype, layout):
-    layer.assert_right(dtype, layout)
-
-
-@settings(max_examples=40)
-@given(conv_cases(), dtypes, layouts)
-def test_conv2d_is_naive(layer, dtype, layout):
-    layer.assert_right(dtype, layout)
+@given(st.data(), dtypes, layouts)
+def test_kernel_is_naive(cases, data, dtype, layout):
+    data.draw(cases).assert_right(dtype, layout)
 
 
 @pytest.mark.parametrize("inputs", [20, 33, 70])
 @pytest.mark.parametrize("ratio", [False, True])
 def test_many_channels_of_a_convolution(ratio, inputs):
-    options = {"padding": (1, 0), "stride": (1, 2), "groups": 2}
-    Case((2, 2 * inputs, 5, 4), (14, inputs, 3, 2), options=options, ratio=ratio).assert_right(torch.float32)
+    geometry = Geometry(stride=(1, 2), padding=(1, 0), groups=2)
+    Case((2, 2 * inputs, 5, 4), (14, inputs, 3, 2), geometry=geometry, ratio=ratio).assert_right(torch.float32)
 
 
 @pytest.mark.parametrize("tile", [(8, 1, 2), (2, 16, 8), (64, 2, 1)])
 @pytest.mark.parametrize("ratio", [False, True])
 def test_tiles_give_the_same(ratio, tile, monkeypatch):
-    layer = Case((2, 3, 4, 3), (5, 3, 2, 2), options={"padding": (1, 1)}, ratio=ratio)
+    layer = Case((2, 3, 4, 3), (5, 3, 2, 2), geometry=Geometry(padding=(1, 1)), ratio=ratio)
     monkeypatch.setattr(triton, "_tile", lambda *_: tile)
     layer.assert_right(torch.float64)
 
@@ -180,7 +179,7 @@ def precise(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
-    return triton.linear(*(t.to(DEVICE) for t in (x, a, grad, weight)), Logistic()).cpu()
+    return triton.flip_product(*(t.to(DEVICE) for t in (x, a, grad, weight)), Logistic()).cpu()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -233,7 +232,7 @@ def test_log_ratios_of_large_numbers(units, reach, size, dtype):
     # The last examples' states are mostly unlikely.
     states = (a + 3 * normal(9, units[1], seed=3)).sign().to(dtype)
     states[5:] *= -1
-    log_ratio = triton.ratio_linear(*(t.to(DEVICE) for t in (x, a, states, weight)), Logistic()).cpu()
+    log_ratio = triton.log_ratio(*(t.to(DEVICE) for t in (x, a, states, weight)), Logistic()).cpu()
     terms = logarithms(*(t.double() for t in (x, a, states, weight)))
     # The last part is the rounding of the reference, which takes differences of logarithms as large as a.
     allowed = RATIO_PRECISION[dtype] * terms.abs().sum(1).clamp(min=1) + 1e-15 * reach * units[1]
@@ -257,43 +256,40 @@ def test_half_precision_is_computed_in_float32(ratio, dtype):
     x, a, grad, weight = (t.to(DEVICE, dtype) for t in (layer.x, layer.a, layer.grad, layer.weight))
     # Without memory of its own: it has other strides in another dtype.
     grad = grad[:1, :1].expand_as(a)
-    u = layer.function(triton)(x, a, grad, weight, Logistic())
+    u = layer.function(triton)(x, a, grad, weight, Logistic(), layer.geometry)
     assert u.dtype == dtype
-    assert torch.equal(u, layer.function(triton)(x.float(), a.float(), grad.float(), weight.float(), Logistic()).to(dtype))
+    wide = layer.function(triton)(*(t.float() for t in (x, a, grad, weight)), Logistic(), layer.geometry)
+    assert torch.equal(u, wide.to(dtype))
 
 
-def test_operators_pass_opcheck():
-    layer, image = Case((3, 5), (4, 5)), Case((2, 3, 5, 4), (3, 3, 3, 2))
-    operators = torch.ops.flipgrad
-    tensors = [t.to(DEVICE) for t in (layer.x, layer.a, layer.grad.sign(), layer.weight)]
-    for operator in (operators.flip_linear_triton, operators.flip_ratio_linear_triton):
-        torch.library.opcheck(operator.default, (*tensors, 1.0))
-    for layout in (torch.Tensor.contiguous, channels_last):
-        tensors = [layout(t.to(DEVICE)) for t in (image.x, image.a, image.grad.sign(), image.weight)]
-        for operator in (operators.flip_conv2d_triton, operators.flip_ratio_conv2d_triton):
-            torch.library.opcheck(operator.default, (*tensors, 1.0, (1, 1), (0, 0), (1, 1), 1))
+@pytest.mark.parametrize("operator", ["flip_product_triton", "log_ratio_triton"])
+@pytest.mark.parametrize("layout", [torch.Tensor.contiguous, channels_last])
+@pytest.mark.parametrize("layer", [Case((3, 5), (4, 5)), Case((2, 3, 5, 4), (3, 3, 3, 2))], ids=["linear", "convolution"])
+def test_operators_pass_opcheck(layer, layout, operator):
+    tensors = [layout(t.to(DEVICE)) for t in (layer.x, layer.a, layer.grad.sign(), layer.weight)]
+    torch.library.opcheck(getattr(torch.ops.flipgrad, operator).default, (*tensors, 1.0, flat(layer.geometry)))
 
 
 def test_bad_input_is_refused():
     x, a, grad, weight = (torch.ones(2, 2, device=DEVICE) for _ in range(4))
     for noise in (Normal(), Laplace(), Uniform()):
         with pytest.raises(InputError, match=rf"{type(noise).__name__}.*Logistic"):
-            triton.linear(x, a, grad, weight, noise)
+            triton.flip_product(x, a, grad, weight, noise)
     with pytest.raises(InputError, match=r"a is on meta.*GPU"):
-        triton.linear(x, a.to("meta"), grad, weight, Logistic())
+        triton.flip_product(x, a.to("meta"), grad, weight, Logistic())
     with pytest.raises(InputError, match=r"x has dtype torch.int64"):
-        triton.linear(x.long(), a, grad, weight, Logistic())
+        triton.flip_product(x.long(), a, grad, weight, Logistic())
     with pytest.raises(InputError, match=r"weight has dtype torch.float64, but x has torch.float32"):
-        triton.linear(x, a, grad, weight.double(), Logistic())
+        triton.flip_product(x, a, grad, weight.double(), Logistic())
     with pytest.raises(InputError, match=r"grad has shape \(2, 3\).*\(2, 2\)"):
-        triton.linear(x, a, torch.ones(2, 3, device=DEVICE), weight, Logistic())
+        triton.flip_product(x, a, torch.ones(2, 3, device=DEVICE), weight, Logistic())
     with pytest.raises(InputError, match=r"states has shape \(2, 3\).*\(2, 2\)"):
-        triton.ratio_linear(x, a, torch.ones(2, 3, device=DEVICE), weight, Logistic())
+        triton.log_ratio(x, a, torch.ones(2, 3, device=DEVICE), weight, Logistic())
     with pytest.raises(InputError, match=r"Normal.*Logistic"):
-        triton.ratio_conv2d(x, a, grad, weight, Normal())
+        triton.log_ratio(x, a, grad, weight, Normal())
     shapes = (1, 2, 4, 4), (1, 4, 3, 4), (1, 4, 4, 4), (4, 2, 1, 1)
     with pytest.raises(InputError, match=r"a has shape \(1, 4, 3, 4\).*\(1, 4, 4, 4\)"):
-        triton.conv2d(*(torch.ones(shape, device=DEVICE) for shape in shapes), Logistic())
+        triton.flip_product(*(torch.ones(shape, device=DEVICE) for shape in shapes), Logistic(), Geometry())
 
 
 def test_tensors_on_the_processor_have_another_kernel():
@@ -309,4 +305,5 @@ def test_flips_on_a_gpu_use_the_kernel():
     layer = Case((3, 5), (4, 5))
     x, a, grad, weight = (t.to(DEVICE) for t in (layer.x, layer.a, layer.grad, layer.weight))
     assert flips.choose(weight, Logistic(), 3, 0.0).kernel == "triton"
-    assert torch.equal(flips.linear(x, a, grad, weight, Logistic()), triton.linear(x, a, grad, weight, Logistic()))
+    u = flips.flip_product(x, a, grad, weight, Logistic())
+    assert torch.equal(u, triton.flip_product(x, a, grad, weight, Logistic()))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input
 
 from flipgrad.benchmarks._timing import interleaved
-from flipgrad.flips import native, separable, vectorized
+from flipgrad.flips import Geometry, native, separable, vectorized
 from flipgrad.flips.choice import spread
 from flipgrad.noise import Logistic, sign
 from flipgrad.training.models import CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES
@@ -35,6 +35,10 @@ class Layer:
     kernel: int
     stride: int
     size: int
+
+    @property
+    def geometry(self) -> Geometry | None:
+        return Geometry((self.stride, self.stride)) if self.size else None
 
     def __str__(self) -> str:
         if not self.size:
@@ -87,19 +91,12 @@ def _measure(layer: Layer) -> dict[str, Any]:
 
 
 def _kernels(layer: Layer, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
-    stride = (layer.stride, layer.stride)
-    if layer.size:
-        works: dict[str, Callable[[], Tensor]] = {
-            "gradient": lambda: conv2d_input(x.shape, weight, grad, stride),
-            "separable": lambda: separable.product(x, a, grad, weight, NOISE, _plan(weight, a), stride),
-            "native": lambda: native.conv2d(x, a, grad, weight, NOISE, stride),
-        }
-    else:
-        works = {
-            "gradient": lambda: grad @ weight,
-            "separable": lambda: separable.product(x, a, grad, weight, NOISE, _plan(weight, a)),
-            "native": lambda: native.linear(x, a, grad, weight, NOISE),
-        }
+    geometry = layer.geometry
+    works: dict[str, Callable[[], Tensor]] = {
+        "gradient": lambda: grad @ weight if geometry is None else conv2d_input(x.shape, weight, grad, geometry.stride),
+        "separable": lambda: separable.product(x, a, grad, weight, NOISE, _plan(weight, a), geometry),
+        "native": lambda: native.flip_product(x, a, grad, weight, NOISE, geometry),
+    }
     if not native.available():
         del works["native"]
     return works
@@ -111,9 +108,6 @@ def _plan(weight: Tensor, a: Tensor) -> separable.Plan:
 
 def _error(layer: Layer, kernel: Callable[[], Tensor], x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> float:
     """The relative L2 error of the first examples, against the exact product in double precision."""
-    some = [t[:2].double() for t in (x, a, grad)]
-    if layer.size:
-        expected = vectorized.conv2d(some[0], some[1], some[2], weight.double(), NOISE, (layer.stride, layer.stride))
-    else:
-        expected = vectorized.linear(some[0], some[1], some[2], weight.double(), NOISE)
+    x, a, grad = (t[:2].double() for t in (x, a, grad))
+    expected = vectorized.flip_product(x, a, grad, weight.double(), NOISE, layer.geometry)
     return float((kernel()[:2] - expected).norm() / expected.norm())

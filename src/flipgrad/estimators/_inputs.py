@@ -217,8 +217,8 @@ class _SlopeProduct(torch.autograd.Function):
             return torch.stack([apply(*draw, posterior) for draw in zip(*draws, strict=True)]), 0
         x, share, a, grad = (t.transpose(0, 1).flatten(1)[..., None, None] for t in units)
         kernels = weight.flatten(0, 1)[..., None, None]
-        groups, tolerance = info.batch_size, posterior.tolerance
-        product = flips.slope_conv2d(x, share, a, grad, kernels, posterior.noise, groups=groups, tolerance=tolerance)
+        geometry, tolerance = flips.Geometry(groups=info.batch_size), posterior.tolerance
+        product = flips.slope_product(x, share, a, grad, kernels, posterior.noise, geometry, tolerance=tolerance)
         return product.view_as(weight), 0
 
 

@@ -31,29 +31,10 @@ from flipgrad.noise import Logistic, Noise
 
 
 def ratio(
-    x: Tensor,
-    a: Tensor,
-    states: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    plan: Plan,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
+    x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, plan: Plan, geometry: Geometry | None = None
 ) -> Tensor:
-    """The log ratios of the states ``x``; a zero is no unit and has none.
-
-    Args:
-        x: states [B, in] or [B, C, H, W].
-        a: pre-activations of ``x``.
-        states: the output states, shaped like ``a``.
-        weight: of the layer.
-        noise: the layer's noise.
-        plan: for these weights.
-        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
-    """
-    plan, geometry = _with_even_part(plan), Geometry(stride, padding, dilation, groups)
+    """:func:`flipgrad.flips.log_ratio` by a flip product's plan for these weights."""
+    plan, groups = _with_even_part(plan), 1 if geometry is None else geometry.groups
     of_odd, of_even = kernels(weight, plan, groups)
 
     def examples(x: Tensor, a: Tensor, states: Tensor) -> Tensor:
@@ -76,24 +57,10 @@ def slope(
     weight: Tensor,
     noise: Noise,
     plan: Plan,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
+    geometry: Geometry | None = None,
 ) -> Tensor:
-    """The slope product, shaped like ``weight``.
-
-    Args:
-        x: states [B, in] or [B, C, H, W]; a zero is no unit and adds nothing.
-        share: the factors c of the units.
-        a: pre-activations of ``x``.
-        grad: the gradient in the output states.
-        weight: of the layer.
-        noise: the layer's noise.
-        plan: for these weights.
-        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
-    """
-    plan, geometry = _with_even_part(plan), Geometry(stride, padding, dilation, groups)
+    """:func:`flipgrad.flips.slope_product` by a flip product's plan for these weights."""
+    plan = _with_even_part(plan)
     odd_factors, even_factors = _inverse(plan, noise.scale)
     odd, even = _slope_features(a, grad, plan, noise)
     square = weight * weight

@@ -17,62 +17,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flipgrad.flips.ordinary import Geometry
 from flipgrad.noise import Noise
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor, noise: Noise) -> Tensor:
-    """The flip product of a fully connected layer: ``x`` [B, in], ``weight`` [out, in], ``grad`` [B, out] -> [B, in]."""
-    change = _changes(x, _linear(weight, bias), lambda a: noise.cdf(a) * grad.double())
-    return -x.double() * change
-
-
-def conv2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    grad: Tensor,
-    noise: Noise,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
+def flip_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor, noise: Noise, geometry: Geometry | None = None
 ) -> Tensor:
-    """The flip product of a convolution: ``x`` [B, C, H, W], ``grad`` [B, out, H', W'] -> [B, C, H, W].
+    """The flip product [B, in] or [B, C, H, W] of the states ``x``, for the gradient ``grad`` in the output states.
 
-    The zeros that pad the input are no units: they are not among the flipped positions.
+    The zeros that pad the input of a convolution are no units: they are not among the flipped positions.
     """
-    layer = _conv2d(weight, bias, stride, padding, dilation, groups)
-    return -x.double() * _changes(x, layer, lambda a: noise.cdf(a) * grad.double())
+    return -x.double() * _changes(x, _layer(weight, bias, geometry), lambda a: noise.cdf(a) * grad.double())
 
 
-def ratio_linear(x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, noise: Noise) -> Tensor:
-    """The log ratio of a fully connected layer: ``x`` [B, in], ``weight`` [out, in], ``states`` [B, out] -> [B, in]."""
-    return _changes(x, _linear(weight, bias), lambda a: noise.log_cdf(states.double() * a))
-
-
-def ratio_conv2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    states: Tensor,
-    noise: Noise,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
+def log_ratio(
+    x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, noise: Noise, geometry: Geometry | None = None
 ) -> Tensor:
-    """The log ratio of a convolution: ``x`` [B, C, H, W], ``states`` [B, out, H', W'] -> [B, C, H, W]."""
-    layer = _conv2d(weight, bias, stride, padding, dilation, groups)
-    return _changes(x, layer, lambda a: noise.log_cdf(states.double() * a))
+    """The log ratio [B, in] or [B, C, H, W] of the states ``x``, for the output ``states``."""
+    return _changes(x, _layer(weight, bias, geometry), lambda a: noise.log_cdf(states.double() * a))
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    return lambda x: functional.linear(x, weight.double(), None if bias is None else bias.double())
-
-
-def _conv2d(weight: Tensor, bias: Tensor | None, *geometry: tuple[int, int] | int) -> Callable[[Tensor], Tensor]:
-    convolve: Callable[..., Tensor] = functional.conv2d
-    return lambda x: convolve(x, weight.double(), None if bias is None else bias.double(), *geometry)
+def _layer(weight: Tensor, bias: Tensor | None, geometry: Geometry | None) -> Callable[[Tensor], Tensor]:
+    """The pre-activations of a fully connected layer or, with a geometry, of a convolution."""
+    weight, bias = weight.double(), None if bias is None else bias.double()
+    if geometry is None:
+        return lambda x: functional.linear(x, weight, bias)
+    return lambda x: functional.conv2d(x, weight, bias, *geometry)
 
 
 def _changes(x: Tensor, layer: Callable[[Tensor], Tensor], function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,8 @@ from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.flips import vectorized
-from flipgrad.flips._arguments import check_conv2d, check_dtypes, check_linear, linear_as_convolution, memory_format
+from flipgrad.flips._arguments import check_dtypes, fake_per_unit, flat, kernel_operator, memory_format
+from flipgrad.flips.ordinary import Geometry
 from flipgrad.noise import Logistic, Noise
 
 LIBRARY = Path(__file__).parent.parent / "_native.so"
@@ -180,103 +181,26 @@ def reason() -> str:
     return _reason
 
 
-def linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
-    """The flip product of a fully connected layer with logistic noise.
+def flip_product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None) -> Tensor:
+    """:func:`flipgrad.flips.flip_product` of :class:`~flipgrad.noise.Logistic` noise, for states -1 and +1, and 0 for no unit.
 
-    Args:
-        x: states [B, in], each -1 or +1; a zero is no unit and gets no gradient.
-        a: pre-activations [B, out] of ``x``.
-        grad: the gradient [B, out] in the layer's output states.
-        weight: [out, in].
-        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
-
-    Returns:
-        The discrete gradient [B, in] in the states ``x``.
+    The result has the memory format of ``x``.
     """
     _check(noise, x=x, a=a, grad=grad, weight=weight)
-    u: Tensor = torch.ops.flipgrad.flip_linear_native(x, a, grad, weight, noise.scale)
+    u: Tensor = torch.ops.flipgrad.flip_product_native(x, a, grad, weight, noise.scale, flat(geometry))
     return u
 
 
-def conv2d(
-    x: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
-) -> Tensor:
-    """The flip product of a convolution with zero padding and logistic noise.
+def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None) -> Tensor:
+    """:func:`flipgrad.flips.log_ratio` of :class:`~flipgrad.noise.Logistic` noise, for states -1 and +1, and 0 for no unit.
 
-    Args:
-        x: states [B, C, H, W], each -1 or +1; a zero is no unit and gets no gradient.
-        a: pre-activations [B, out, H', W'] of ``x``.
-        grad: the gradient [B, out, H', W'] in the layer's output states.
-        weight: [out, C / groups, kh, kw].
-        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
-        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
-
-    Returns:
-        The discrete gradient [B, C, H, W] in the states ``x``, in the memory format of ``x``.
-    """
-    _check(noise, x=x, a=a, grad=grad, weight=weight)
-    u: Tensor = torch.ops.flipgrad.flip_conv2d_native(x, a, grad, weight, noise.scale, stride, padding, dilation, groups)
-    return u
-
-
-def ratio_linear(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise) -> Tensor:
-    r"""How much more likely the outputs of a fully connected layer with logistic noise are with one input flipped.
-
-    .. math:: \log r_i = \sum_j \big[\log p(y_j \mid a_j - 2 w_{ji} x_i) - \log p(y_j \mid a_j)\big], \quad
-        p(y \mid a) = F(y a)
-
-    Args:
-        x: states [B, in], each -1 or +1; a zero is no unit and gets 0.
-        a: pre-activations [B, out] of ``x``.
-        states: the layer's output states y [B, out], each -1 or +1; a zero is no unit and adds nothing.
-        weight: [out, in], of any size.
-        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
-
-    Returns:
-        The logarithms [B, in]. In float32 their error is about 3e-7 times the root of the number of terms, or 1e-6 of the sum
-        of the terms' absolute values where that is more.
+    An output state that is 0 adds nothing. Weights may be of any size. In float32 the error is about 3e-7 times the root of
+    the number of terms, or 1e-6 of the sum of the terms' absolute values where that is more. The result has the memory format
+    of ``x``.
     """
     _check(noise, x=x, a=a, states=states, weight=weight)
-    log_ratio: Tensor = torch.ops.flipgrad.flip_ratio_linear_native(x, a, states, weight, noise.scale)
-    return log_ratio
-
-
-def ratio_conv2d(
-    x: Tensor,
-    a: Tensor,
-    states: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
-) -> Tensor:
-    """:func:`ratio_linear` for a convolution with zero padding.
-
-    Args:
-        x: states [B, C, H, W], each -1 or +1; a zero is no unit and gets 0.
-        a: pre-activations [B, out, H', W'] of ``x``.
-        states: the layer's output states [B, out, H', W'], each -1 or +1; a zero is no unit and adds nothing.
-        weight: [out, C / groups, kh, kw], of any size.
-        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
-        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
-
-    Returns:
-        The logarithms [B, C, H, W], in the memory format of ``x``.
-    """
-    _check(noise, x=x, a=a, states=states, weight=weight)
-    geometry = (stride, padding, dilation, groups)
-    log_ratio: Tensor = torch.ops.flipgrad.flip_ratio_conv2d_native(x, a, states, weight, noise.scale, *geometry)
-    return log_ratio
+    ratio: Tensor = torch.ops.flipgrad.log_ratio_native(x, a, states, weight, noise.scale, flat(geometry))
+    return ratio
 
 
 def sample_states(a: Tensor, noise: Noise, seed: int, offset: int = 0) -> Tensor:
@@ -555,48 +479,7 @@ def _computed_in(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in _SUFFIX else torch.float32
 
 
-def _conv2d_operator(function: str, given: str) -> Callable[..., Tensor]:
-    """The implementation of an operator: a sum over flips, and the name of what it is given for every output."""
-
-    def operator(
-        x: Tensor,
-        a: Tensor,
-        outputs: Tensor,
-        weight: Tensor,
-        scale: float,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-    ) -> Tensor:
-        check_conv2d(x, weight, stride, padding, dilation, groups, a=a, **{given: outputs})
-        return _sum(function, x, a, outputs, weight, scale, stride, padding, dilation, groups)
-
-    return operator
-
-
-def _linear_operator(function: str, given: str) -> Callable[..., Tensor]:
-    """The same for a fully connected layer."""
-
-    def operator(x: Tensor, a: Tensor, outputs: Tensor, weight: Tensor, scale: float) -> Tensor:
-        check_linear(x, weight, a=a, **{given: outputs})
-        return linear_as_convolution(partial(_sum, function), x, a, outputs, weight, scale)
-
-    return operator
-
-
-def _sum(
-    function: str,
-    x: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    scale: float,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
+def _sum(function: str, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scale: float, geometry: Geometry) -> Tensor:
     """A sum over flips in a convolution whose shapes are right; ``grad`` is what it is given for every output."""
     dtype = _computed_in(x.dtype)
     u = torch.empty(x.shape, dtype=dtype, memory_format=memory_format(x))
@@ -604,6 +487,7 @@ def _sum(
         return u.to(x.dtype)
     tensors = [t.detach().to(dtype) for t in (x, a, grad, weight)]
     names = ("x", "a", "grad", "weight", "u")
+    stride, padding, dilation, groups = geometry
     problem = _FlipProblem(
         batch=x.shape[0],
         groups=groups,
@@ -625,8 +509,7 @@ def _sum(
     )
     status = _function(function, dtype)(ctypes.byref(problem), *(t.data_ptr() for t in [*tensors, u]))
     if status == _WEIGHTS_TOO_LARGE:
-        strides, pads, dilations = ((pair[0], pair[1]) for pair in (stride, padding, dilation))
-        return vectorized.conv2d(x, a, grad, weight, Logistic(scale), strides, pads, dilations, groups)
+        return vectorized.flip_product(x, a, grad, weight, Logistic(scale), geometry)
     _check_memory(status)
     return u.to(x.dtype)
 
@@ -676,26 +559,15 @@ def _check_memory(status: int) -> None:
         raise MemoryError("no memory for the tables of a native kernel")
 
 
-def _fake_conv2d(x: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(x, memory_format=memory_format(x))
-
-
 def _fake_alike(t: Tensor, *_: object) -> Tensor:
     return torch.empty_like(t)
 
 
-def _fake_contiguous(t: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(t, memory_format=torch.contiguous_format)
-
-
-_FLIP = "Tensor x, Tensor a, Tensor grad, Tensor weight, float scale"
-_RATIO = "Tensor x, Tensor a, Tensor states, Tensor weight, float scale"
-_GEOMETRY = "int[2] stride, int[2] padding, int[2] dilation, int groups"
+_FLIP = "Tensor x, Tensor a, Tensor grad, Tensor weight, float scale, int[] shape"
+_RATIO = "Tensor x, Tensor a, Tensor states, Tensor weight, float scale, int[] shape"
 _OPERATORS = (
-    ("flip_linear_native", f"({_FLIP}) -> Tensor", _linear_operator("flip", "grad"), _fake_contiguous),
-    ("flip_conv2d_native", f"({_FLIP}, {_GEOMETRY}) -> Tensor", _conv2d_operator("flip", "grad"), _fake_conv2d),
-    ("flip_ratio_linear_native", f"({_RATIO}) -> Tensor", _linear_operator("ratio", "states"), _fake_contiguous),
-    ("flip_ratio_conv2d_native", f"({_RATIO}, {_GEOMETRY}) -> Tensor", _conv2d_operator("ratio", "states"), _fake_conv2d),
+    ("flip_product_native", f"({_FLIP}) -> Tensor", kernel_operator(partial(_sum, "flip"), "grad"), fake_per_unit),
+    ("log_ratio_native", f"({_RATIO}) -> Tensor", kernel_operator(partial(_sum, "ratio"), "states"), fake_per_unit),
     ("sample_states_native", "(Tensor a, float scale, int seed, int offset) -> Tensor", _sample_logistic, _fake_alike),
     (
         "sample_states_from_probability_native",

@@ -17,16 +17,16 @@ class Geometry(NamedTuple):
     groups: int = 1
 
 
-def input_gradient(grad: Tensor, weight: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
+def input_gradient(grad: Tensor, weight: Tensor, x: Tensor, geometry: Geometry | None) -> Tensor:
     """The gradient in the input ``x`` [B, in] or [B, C, H, W] for the gradient ``grad`` in the outputs."""
-    if x.dim() == 2:
+    if geometry is None:
         return grad @ weight
     return _backward(grad, x, weight, geometry, (True, False, False))
 
 
-def weight_gradient(grad: Tensor, weight: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
+def weight_gradient(grad: Tensor, weight: Tensor, x: Tensor, geometry: Geometry | None) -> Tensor:
     """The gradient in the ``weight`` [out, in] or [out, C / groups, kh, kw], of which only the shape counts."""
-    if x.dim() == 2:
+    if geometry is None:
         return grad.t() @ x
     return _backward(grad, x, weight, geometry, (False, True, False))
 

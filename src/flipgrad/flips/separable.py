@@ -168,69 +168,21 @@ def _make_plan(weight: Tensor, noise: Noise, tolerance: float, narrow: bool) -> 
     )
 
 
-def linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 1e-3) -> Tensor:
-    """The flip product of a fully connected layer, to a tolerance.
-
-    Args:
-        x: states [B, in]; a zero is no unit and gets no gradient.
-        a: pre-activations [B, out] of ``x``.
-        grad: the gradient [B, out] in the layer's output states.
-        weight: [out, in].
-        noise: the layer's noise.
-        tolerance: the relative L2 error that is allowed. If it cannot be reached, an ``InputError`` is raised.
-
-    Returns:
-        The discrete gradient [B, in] in the states ``x``.
-    """
-    return product(x, a, grad, weight, noise, _reached(plan(weight, noise, tolerance)))
-
-
-def conv2d(
-    x: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    tolerance: float = 1e-3,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
+def flip_product(
+    x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float, geometry: Geometry | None = None
 ) -> Tensor:
-    """The flip product of a convolution with zero padding, to a tolerance.
-
-    Args:
-        x: states [B, C, H, W]; a zero is no unit and gets no gradient.
-        a: pre-activations [B, out, H', W'] of ``x``.
-        grad: the gradient [B, out, H', W'] in the layer's output states.
-        weight: [out, C / groups, kh, kw].
-        noise: the layer's noise.
-        tolerance: the relative L2 error that is allowed. If it cannot be reached, an ``InputError`` is raised.
-        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
-
-    Returns:
-        The discrete gradient [B, C, H, W] in the states ``x``.
-    """
-    return product(x, a, grad, weight, noise, _reached(plan(weight, noise, tolerance)), stride, padding, dilation, groups)
+    """:func:`flipgrad.flips.flip_product` to a tolerance; if that cannot be reached, an ``InputError`` is raised."""
+    return product(x, a, grad, weight, noise, _reached(plan(weight, noise, tolerance)), geometry)
 
 
 def product(
-    x: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    plan: Plan,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
+    x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, plan: Plan, geometry: Geometry | None = None
 ) -> Tensor:
-    """The flip product by a plan: that of :func:`conv2d` for states with four dimensions, else that of :func:`linear`."""
+    """:func:`flipgrad.flips.flip_product` by a plan for these weights."""
     dtype, wide = x.dtype, _wide(x.dtype)
     x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
-    geometry = Geometry(stride, padding, dilation, groups)
-    fused = x.dim() == 2 and wide == torch.float32 and native.usable(x) and native.product_pays(len(x), x.shape[1])
+    groups = 1 if geometry is None else geometry.groups
+    fused = geometry is None and wide == torch.float32 and native.usable(x) and native.product_pays(len(x), x.shape[1])
     if fused:
         x, weight = x.contiguous(), weight.contiguous()
     else:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 
@@ -25,7 +24,8 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips._arguments import check_conv2d, check_dtypes, check_linear, linear_as_convolution, memory_format
+from flipgrad.flips._arguments import check_dtypes, fake_per_unit, flat, kernel_operator, memory_format
+from flipgrad.flips.ordinary import Geometry
 from flipgrad.noise import Logistic, Noise
 
 # Of one program: terms that it computes at once, and the most input and output channels and places among them.
@@ -46,102 +46,24 @@ def reason() -> str:
     return ""
 
 
-def linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
-    """The flip product of a fully connected layer with logistic noise.
+def flip_product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None) -> Tensor:
+    """:func:`flipgrad.flips.flip_product` of :class:`~flipgrad.noise.Logistic` noise, for states -1 and +1, and 0 for no unit.
 
-    Args:
-        x: states [B, in], each -1 or +1; a zero is no unit and gets no gradient.
-        a: pre-activations [B, out] of ``x``.
-        grad: the gradient [B, out] in the layer's output states.
-        weight: [out, in].
-        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
-
-    Returns:
-        The discrete gradient [B, in] in the states ``x``.
+    The result has the memory format of ``x``.
     """
     _check(noise, x=x, a=a, grad=grad, weight=weight)
-    u: Tensor = torch.ops.flipgrad.flip_linear_triton(x, a, grad, weight, noise.scale)
+    u: Tensor = torch.ops.flipgrad.flip_product_triton(x, a, grad, weight, noise.scale, flat(geometry))
     return u
 
 
-def conv2d(
-    x: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
-) -> Tensor:
-    """The flip product of a convolution with zero padding and logistic noise.
+def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None) -> Tensor:
+    """:func:`flipgrad.flips.log_ratio` of :class:`~flipgrad.noise.Logistic` noise, for states -1 and +1, and 0 for no unit.
 
-    Args:
-        x: states [B, C, H, W], each -1 or +1; a zero is no unit and gets no gradient.
-        a: pre-activations [B, out, H', W'] of ``x``.
-        grad: the gradient [B, out, H', W'] in the layer's output states.
-        weight: [out, C / groups, kh, kw].
-        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
-        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
-
-    Returns:
-        The discrete gradient [B, C, H, W] in the states ``x``, in the memory format of ``x``.
-    """
-    _check(noise, x=x, a=a, grad=grad, weight=weight)
-    u: Tensor = torch.ops.flipgrad.flip_conv2d_triton(x, a, grad, weight, noise.scale, stride, padding, dilation, groups)
-    return u
-
-
-def ratio_linear(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise) -> Tensor:
-    r"""How much more likely the outputs of a fully connected layer with logistic noise are with one input flipped.
-
-    .. math:: \log r_i = \sum_j \big[\log p(y_j \mid a_j - 2 w_{ji} x_i) - \log p(y_j \mid a_j)\big], \quad
-        p(y \mid a) = F(y a)
-
-    Args:
-        x: states [B, in], each -1 or +1; a zero is no unit and gets 0.
-        a: pre-activations [B, out] of ``x``.
-        states: the layer's output states y [B, out], each -1 or +1; a zero is no unit and adds nothing.
-        weight: [out, in], of any size.
-        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
-
-    Returns:
-        The logarithms [B, in].
+    An output state that is 0 adds nothing. Weights may be of any size. The result has the memory format of ``x``.
     """
     _check(noise, x=x, a=a, states=states, weight=weight)
-    log_ratio: Tensor = torch.ops.flipgrad.flip_ratio_linear_triton(x, a, states, weight, noise.scale)
-    return log_ratio
-
-
-def ratio_conv2d(
-    x: Tensor,
-    a: Tensor,
-    states: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
-) -> Tensor:
-    """:func:`ratio_linear` for a convolution with zero padding.
-
-    Args:
-        x: states [B, C, H, W], each -1 or +1; a zero is no unit and gets 0.
-        a: pre-activations [B, out, H', W'] of ``x``.
-        states: the layer's output states [B, out, H', W'], each -1 or +1; a zero is no unit and adds nothing.
-        weight: [out, C / groups, kh, kw], of any size.
-        noise: the layer's noise, :class:`~flipgrad.noise.Logistic`.
-        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
-
-    Returns:
-        The logarithms [B, C, H, W], in the memory format of ``x``.
-    """
-    _check(noise, x=x, a=a, states=states, weight=weight)
-    geometry = (stride, padding, dilation, groups)
-    log_ratio: Tensor = torch.ops.flipgrad.flip_ratio_conv2d_triton(x, a, states, weight, noise.scale, *geometry)
-    return log_ratio
+    ratio: Tensor = torch.ops.flipgrad.log_ratio_triton(x, a, states, weight, noise.scale, flat(geometry))
+    return ratio
 
 
 def _interpreted() -> bool:
@@ -164,52 +86,7 @@ def _check(noise: Noise, **tensors: Tensor) -> None:
     check_dtypes("the Triton kernel takes", **tensors)
 
 
-def _conv2d_operator(*, ratio: bool) -> Callable[..., Tensor]:
-    """The implementation of an operator: the log ratio, or the flip product."""
-
-    def operator(
-        x: Tensor,
-        a: Tensor,
-        outputs: Tensor,
-        weight: Tensor,
-        scale: float,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-    ) -> Tensor:
-        check_conv2d(x, weight, stride, padding, dilation, groups, a=a, **{_given(ratio): outputs})
-        return _sum(ratio, x, a, outputs, weight, scale, stride, padding, dilation, groups)
-
-    return operator
-
-
-def _linear_operator(*, ratio: bool) -> Callable[..., Tensor]:
-    """The same for a fully connected layer."""
-
-    def operator(x: Tensor, a: Tensor, outputs: Tensor, weight: Tensor, scale: float) -> Tensor:
-        check_linear(x, weight, a=a, **{_given(ratio): outputs})
-        return linear_as_convolution(partial(_sum, ratio), x, a, outputs, weight, scale)
-
-    return operator
-
-
-def _given(ratio: bool) -> str:
-    return "states" if ratio else "grad"
-
-
-def _sum(
-    ratio: bool,
-    x: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    scale: float,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
+def _sum(ratio: bool, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scale: float, geometry: Geometry) -> Tensor:
     """The log ratio, with the output states as ``grad``, or the flip product, of a convolution whose shapes are right."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     u = torch.empty(x.shape, dtype=dtype, device=x.device, memory_format=memory_format(x))
@@ -218,6 +95,7 @@ def _sum(
     # Imported late: triton need not be there, and takes its time.
     from flipgrad.flips._triton_kernel import flip_kernel
 
+    stride, padding, dilation, groups = geometry
     tensors = [*(t.detach().to(dtype) for t in (x, a, grad)), u]
     functions = [2 * weight.detach().double() / scale] if ratio else _flip_functions(weight.detach().double() / scale)
     tables = torch.stack(functions).to(dtype).unflatten(1, (groups, -1)).permute(0, 1, 4, 5, 2, 3).contiguous()
@@ -261,22 +139,9 @@ def _power_of_two(number: int) -> int:
     return int(2 ** (number - 1).bit_length())
 
 
-def _fake_linear(x: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _fake_conv2d(x: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(x, memory_format=memory_format(x))
-
-
-_GEOMETRY = "int[2] stride, int[2] padding, int[2] dilation, int groups"
-for _name, _ratio in (("flip", False), ("flip_ratio", True)):
-    _arguments = f"Tensor x, Tensor a, Tensor {_given(_ratio)}, Tensor weight, float scale"
-    for _operator, _schema, _implementation, _fake in (
-        (f"flipgrad::{_name}_linear_triton", _arguments, _linear_operator(ratio=_ratio), _fake_linear),
-        (f"flipgrad::{_name}_conv2d_triton", f"{_arguments}, {_GEOMETRY}", _conv2d_operator(ratio=_ratio), _fake_conv2d),
-    ):
-        torch.library.define(_operator, f"({_schema}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-        # On the CPU only the interpreter takes them.
-        torch.library.impl(_operator, ("cpu", "cuda"), _implementation)
-        torch.library.register_fake(_operator, _fake)
+for _name, _given, _ratio in (("flip_product_triton", "grad", False), ("log_ratio_triton", "states", True)):
+    _schema = f"(Tensor x, Tensor a, Tensor {_given}, Tensor weight, float scale, int[] shape) -> Tensor"
+    torch.library.define(f"flipgrad::{_name}", _schema, tags=torch.Tag.pt2_compliant_tag)
+    # On the CPU only the interpreter takes them.
+    torch.library.impl(f"flipgrad::{_name}", ("cpu", "cuda"), kernel_operator(partial(_sum, _ratio), _given))
+    torch.library.register_fake(f"flipgrad::{_name}", fake_per_unit)

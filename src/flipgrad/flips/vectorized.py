@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flipgrad.flips.ordinary import Geometry
 from flipgrad.noise import Noise
 
 # Terms formed at once: 2**18 float32 numbers are 1 MiB, which stays in a core's cache.
@@ -27,154 +28,72 @@ CHUNK = 2**18
 PRECISION = 1e-5
 
 
-def linear(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
-    """The flip product of a fully connected layer.
-
-    Args:
-        x: states [B, in]; a zero is no unit and gets no gradient.
-        a: pre-activations [B, out] of ``x``.
-        grad: the gradient [B, out] in the layer's output states.
-        weight: [out, in].
-        noise: the layer's noise.
-
-    Returns:
-        The discrete gradient [B, in] in the states ``x``.
-    """
+def flip_product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None) -> Tensor:
+    """:func:`flipgrad.flips.flip_product`, exact for every noise but for a rounding error below :data:`PRECISION`."""
     dtype, wide = x.dtype, _wide_enough(weight, noise)
     x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
-    return _product(x[:, None], a[:, None], grad[:, None], weight[None], noise)[:, 0].to(dtype)
+    return _per_unit(_grouped_product, x, a, grad, weight, noise, geometry).to(dtype)
 
 
-def ratio_linear(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise) -> Tensor:
-    """The log ratio of a fully connected layer: like :func:`linear`, with the output ``states`` [B, out] for the gradient."""
-    return _log_ratio(x[:, None], a[:, None], states[:, None], weight[None], noise)[:, 0]
+def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None) -> Tensor:
+    """:func:`flipgrad.flips.log_ratio`, exact for every noise."""
+    return _per_unit(_grouped_ratio, x, a, states, weight, noise, geometry)
 
 
-def slope_linear(x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
-    """The slope product [out, in] of a fully connected layer, see :func:`slope_conv2d`."""
-    return _slope_product(x[:, None], share[:, None], a[:, None], grad[:, None], weight[None], noise)[0]
-
-
-def conv2d(
-    x: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
+def slope_product(
+    x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None
 ) -> Tensor:
-    """The flip product of a convolution with zero padding.
-
-    At one position of the kernel, every place of the output plane sees one place of the input: that is a fully connected
-    layer with the places as its batch.
-
-    Args:
-        x: states [B, C, H, W]; a zero is no unit and gets no gradient.
-        a: pre-activations [B, out, H', W'] of ``x``.
-        grad: the gradient [B, out, H', W'] in the layer's output states.
-        weight: [out, C / groups, kh, kw].
-        noise: the layer's noise.
-        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
-
-    Returns:
-        The discrete gradient [B, C, H, W] in the states ``x``.
-    """
-    dtype, wide = x.dtype, _wide_enough(weight, noise)
-    x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
-    return _everywhere(_product, x, a, grad, weight, noise, stride, padding, dilation, groups).to(dtype)
-
-
-def ratio_conv2d(
-    x: Tensor,
-    a: Tensor,
-    states: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
-) -> Tensor:
-    """The log ratio of a convolution: like :func:`conv2d`, with the output ``states`` [B, out, H', W'] for the gradient."""
-    return _everywhere(_log_ratio, x, a, states, weight, noise, stride, padding, dilation, groups)
-
-
-def slope_conv2d(
-    x: Tensor,
-    share: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
-) -> Tensor:
-    r"""The slope product of a convolution with zero padding, one number per weight.
-
-    .. math:: \sum x_i\, c_i \big[p_Z(a_j) - p_Z(a_j - 2 A_{ji} x_i)\big]\, g_j
-
-    summed over the examples and places.
-
-    Args:
-        x: states [B, C, H, W]; a zero is no unit and adds nothing.
-        share: the factors c [B, C, H, W].
-        a: pre-activations [B, out, H', W'] of ``x``.
-        grad: the gradient [B, out, H', W'] in the layer's output states.
-        weight: [out, C / groups, kh, kw].
-        noise: the layer's noise.
-        stride: of the convolution, like ``padding``, ``dilation`` and ``groups``.
-
-    Returns:
-        A tensor like ``weight``.
-    """
+    """:func:`flipgrad.flips.slope_product`, exact for every noise."""
+    if geometry is None:
+        return _grouped_slope(x[:, None], share[:, None], a[:, None], grad[:, None], weight[None], noise)[0]
     result = torch.empty_like(weight)
-    sides = (padding[1], padding[1], padding[0], padding[0])
-    padded, shares = functional.pad(x, sides), functional.pad(share, sides)
-    a_at, grad_at = _by_place(a, groups), _by_place(grad, groups)
-    kernels = weight.unflatten(0, (groups, -1))
-    for row, column, rows, columns in _positions(weight, a, stride, dilation):
-        seen, parts = (_by_place(t[:, :, rows, columns], groups) for t in (padded, shares))
-        product = _slope_product(seen, parts, a_at, grad_at, kernels[..., row, column], noise)
+    padded, shares = _padded(x, geometry), _padded(share, geometry)
+    a_at, grad_at = _by_place(a, geometry.groups), _by_place(grad, geometry.groups)
+    kernels = weight.unflatten(0, (geometry.groups, -1))
+    for row, column, rows, columns in _positions(weight, a, geometry):
+        seen, parts = (_by_place(t[:, :, rows, columns], geometry.groups) for t in (padded, shares))
+        product = _grouped_slope(seen, parts, a_at, grad_at, kernels[..., row, column], noise)
         result[..., row, column] = product.flatten(0, 1)
     return result
 
 
-def _everywhere(
+def _per_unit(
     product: Callable[[Tensor, Tensor, Tensor, Tensor, Noise], Tensor],
     x: Tensor,
     a: Tensor,
     other: Tensor,
     weight: Tensor,
     noise: Noise,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    groups: int,
+    geometry: Geometry | None,
 ) -> Tensor:
-    """The sum over the positions of a convolution's kernel of the ``product`` of a fully connected layer at each."""
+    """The ``product`` of groups of units; for a convolution, the sum of it over the positions of the kernel.
+
+    At one position every place of the output plane sees one place of the input: that is a fully connected layer with the
+    places as its batch.
+    """
+    if geometry is None:
+        return product(x[:, None], a[:, None], other[:, None], weight[None], noise)[:, 0]
     height, width = a.shape[2:]
-    padded = functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    padded = _padded(x, geometry)
     u = torch.zeros_like(padded)
-    a_at, other_at = _by_place(a, groups), _by_place(other, groups)
-    kernels = weight.unflatten(0, (groups, -1))
-    for row, column, rows, columns in _positions(weight, a, stride, dilation):
-        seen = _by_place(padded[:, :, rows, columns], groups)
+    a_at, other_at = _by_place(a, geometry.groups), _by_place(other, geometry.groups)
+    kernels = weight.unflatten(0, (geometry.groups, -1))
+    for row, column, rows, columns in _positions(weight, a, geometry):
+        seen = _by_place(padded[:, :, rows, columns], geometry.groups)
         part = product(seen, a_at, other_at, kernels[..., row, column], noise)
         u[:, :, rows, columns] += part.reshape(len(x), height, width, x.shape[1]).permute(0, 3, 1, 2)
-    bottom, right = padded.shape[2] - padding[0], padded.shape[3] - padding[1]
-    return u[:, :, padding[0] : bottom, padding[1] : right].contiguous()
+    top, left = geometry.padding
+    return u[:, :, top : padded.shape[2] - top, left : padded.shape[3] - left].contiguous()
 
 
-def _positions(
-    weight: Tensor, a: Tensor, stride: tuple[int, int], dilation: tuple[int, int]
-) -> Iterator[tuple[int, int, slice, slice]]:
+def _padded(t: Tensor, geometry: Geometry) -> Tensor:
+    top, left = geometry.padding
+    return functional.pad(t, (left, left, top, top))
+
+
+def _positions(weight: Tensor, a: Tensor, geometry: Geometry) -> Iterator[tuple[int, int, slice, slice]]:
     """The row and column of every position of the kernel, and the rows and columns of the input that it sees."""
-    height, width = a.shape[2:]
+    (height, width), stride, dilation = a.shape[2:], geometry.stride, geometry.dilation
     for row in range(weight.shape[2]):
         for column in range(weight.shape[3]):
             top, left = row * dilation[0], column * dilation[1]
@@ -197,7 +116,7 @@ def _by_place(t: Tensor, groups: int) -> Tensor:
     return t.permute(0, 2, 3, 1).reshape(-1, groups, t.shape[1] // groups)
 
 
-def _product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+def _grouped_product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
     """The flip product of groups of units: ``x`` [N, G, in], ``a`` and ``grad`` [N, G, out], ``weight`` [G, out, in]."""
     # By symmetry F(a) - F(a - s) = m [F(-|a|) - F(-|a| - m s)] with m = -1 where a > 0, else 1.
     mirror = 1 - 2 * (a > 0).to(a.dtype)
@@ -212,8 +131,8 @@ def _product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -
     return u
 
 
-def _log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise) -> Tensor:
-    """The log ratio of groups of units: like :func:`_product`, with output ``states`` [N, G, out]."""
+def _grouped_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    """The log ratio of groups of units: like :func:`_grouped_product`, with output ``states`` [N, G, out]."""
     kept = noise.log_prob(states, a)
     ratio = torch.empty_like(x)
     for here, some, step in _steps(x, a, weight):
@@ -222,7 +141,7 @@ def _log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Nois
     return ratio
 
 
-def _slope_product(x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+def _grouped_slope(x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
     """The slope product of groups of units, like ``weight`` [G, out, in]; ``share`` is like ``x``."""
     kept, share = noise.pdf(a), share * x
     result = torch.zeros_like(weight)
