@@ -43,8 +43,8 @@ class Cost:
 
 # Seconds of the probe on the machine where the times below were recorded.
 PROBE = 0.026
-# Processor time of runs of its own, the training of the network that several figures share included. At the paper's scale, and
-# on CIFAR-10 at the small one, it is computed from the times of single updates and draws.
+# Processor time of runs of its own, the training of the network that several figures share included. At the paper's scale it is
+# computed from the times of single updates and draws.
 RECORDED: dict[str, dict[str, Recorded]] = {
     "rmse": {"smoke": Recorded(3), "small": Recorded(215), "paper": Recorded(320)},
     "cosine": {"smoke": Recorded(4), "small": Recorded(230), "paper": Recorded(470)},

@@ -146,7 +146,7 @@ def keep(source: Path, target: Path) -> Path:
             f"{name}.json",
             f"{name}.md",
             *(f"{figure}.png" for figure in (name, *entry.figures)),
-            f"measured/{name}.json",
+            *(f"measured/{figure}.json" for figure in (name, *entry.figures)),
         ]
         if (source / f"{name}.json").is_file():
             for file in wanted:
