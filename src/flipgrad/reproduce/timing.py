@@ -145,7 +145,8 @@ def table(ours: Mapping[str, Times]) -> Sheet:
         for key in columns:
             for times, base in ((PAPER[name], PAPER[REFERENCE]), (own, ours[REFERENCE])):
                 value = getattr(times, key)
-                row.append(f"{value:.3g} ({value / getattr(base, key):.2f})")
+                seconds = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+                row.append(f"{seconds} ({value / getattr(base, key):.2f})")
         rows.append(row)
     return Sheet(
         "Seconds, and in brackets the ratio to Tanh, an ordinary network of the same size. The paper's are of a GPU. Our "
