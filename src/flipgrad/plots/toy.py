@@ -24,6 +24,9 @@ MAP = LinearSegmentedColormap.from_list("classes", [CLASSES[0], "#EDBFA8", "#FFF
 # The paper draws the loss of the ensemble solid, and that of one draw dashed.
 KINDS: dict[str, Any] = {"marginal": "-", "expected": (0, (3.0, 1.5))}
 
+# Letters of a name that needs more room.
+LONG = 15
+
 
 def toy_training(result: Path, output: Path) -> list[Path]:
     """Draw expected and marginal losses over epochs, as ``output``.png and .pdf."""
@@ -41,7 +44,8 @@ def toy_training_figure(result: Path) -> Figure:
     methods = mapping(record, "methods", str(result))
     with defaults():
         figure = Figure(figsize=(4.8, 3.1))
-        axes = figure.add_axes((0.115, 0.135, 0.70, 0.845))
+        # Names are on the right.
+        axes = figure.add_axes((0.115, 0.135, 0.70 if max(map(len, methods), default=0) < LONG else 0.66, 0.845))
         ends = {}
         most = 1.0
         for name in ordered(methods):
