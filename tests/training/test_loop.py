@@ -138,6 +138,11 @@ def test_going_on_is_exact(tmp_path, options, updates):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
 
 
+def test_antithetic_draws_train_otherwise_than_independent_ones(tmp_path):
+    nets = [run(tmp_path / draws, net=small_net(0), samples=2, draws=draws)[1] for draws in ("independent", "antithetic")]
+    assert not all(torch.equal(value, nets[1].state_dict()[name]) for name, value in nets[0].state_dict().items())
+
+
 def test_a_run_can_be_made_longer(tmp_path):
     whole = run(tmp_path / "whole", epochs=3)[1]
     run(tmp_path / "parts", epochs=2)

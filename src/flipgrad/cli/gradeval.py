@@ -46,7 +46,7 @@ def gradeval(
     estimators: Annotated[
         str,
         typer.Option(
-            help=f"Comma-separated, of {', '.join(ESTIMATORS)}; psa:posterior, concrete:0.1, arms:8, reinforce+mean work, too."
+            help=f"Comma-separated, of {', '.join(ESTIMATORS)}; psa:sampled, concrete:0.1, arms:8, reinforce+mean work, too."
         ),
     ] = PAPER,
     samples: Annotated[int, typer.Option(help="Draws per estimator.")] = 10_000,

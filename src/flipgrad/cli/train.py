@@ -96,7 +96,7 @@ def train(
     estimator: Annotated[
         str,
         typer.Option(
-            help=f"Gradient estimator: {', '.join(ESTIMATORS)}; psa:posterior, arms:8, reinforce+running work, too.",
+            help=f"Gradient estimator: {', '.join(ESTIMATORS)}; psa:sampled (the paper's), arms:8, reinforce+running too.",
             rich_help_panel=METHOD,
         ),
     ] = DEFAULTS.estimator,

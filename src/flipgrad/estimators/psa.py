@@ -37,7 +37,8 @@ class PSA(LocalEstimator):
 
     That takes the sampled state for the input of a weight, and the sampled loss for the head's gradient. By default both are
     averaged besides, which the paper does not do: lower losses in the same epochs and stable at larger rates
-    (``docs/results/beyond.md``), for 1.6 times the cost of a step. ``PSA(inputs="sampled", head="sampled")`` is the paper's.
+    (``docs/results/beyond.md``), for 1.5 to 1.8 times the cost of a step. The paper's is
+    ``PSA(inputs="sampled", head="sampled")``.
 
     Biased in general, by the linearisation of a product of probabilities. Unbiased with one hidden layer. With "sampled" and
     "rao-blackwell" inputs also with one unit in every layer but the first, and for the last layer's own parameters in every

@@ -67,7 +67,7 @@ def _everywhere(
 
 
 def less_error(nets: Sequence[Net], option: str, kind: str) -> Claim:
-    """The RMSE of one draw over PSA's; where no option changes anything, the same ratio tells what is chance."""
+    """The RMSE of one draw over PSA's; where no option changes anything, the same ratio tells what chance does."""
     found = _everywhere(
         f"{option} has a lower error than PSA with one draw in every layer with binary inputs, and in the head ({kind}; RMSE "
         "over that of PSA)",
@@ -76,7 +76,7 @@ def less_error(nets: Sequence[Net], option: str, kind: str) -> Claim:
         lambda ratio: ratio < 1,
     )
     chance = [net.ratio(option, "rmse", "layer 1") for net in nets]
-    told = f"{found.numbers}. In layer 1, which no option changes: {min(chance):.2f} to {max(chance):.2f}, by chance"
+    told = f"{found.numbers}. In layer 1, which no option changes: {min(chance):.2f} to {max(chance):.2f}"
     return replace(found, numbers=told)
 
 
