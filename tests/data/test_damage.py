@@ -22,7 +22,7 @@ from test_mnist import NAMES, arrays, idx
 from flipgrad.data import DataSet, cifar10, image_folder, mnist
 from flipgrad.errors import InputError
 
-few = settings(max_examples=150, deadline=None)
+few = settings(max_examples=3 * settings().max_examples)
 # Where a file is cut off, or which of its bytes is changed, as a share of its length; and to what.
 place = st.floats(0, 1, exclude_max=True)
 change = st.integers(1, 255)

@@ -147,7 +147,7 @@ def test_naive_conv2d_by_hand():
 
 
 @pytest.mark.parametrize("cases", [linear_cases(), conv_cases()], ids=["linear", "convolution"])
-@settings(max_examples=150)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.data(), layouts)
 def test_flip_product_is_naive(cases, data, layout):
     layer = data.draw(cases)

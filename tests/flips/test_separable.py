@@ -177,7 +177,7 @@ tolerances = st.sampled_from(TOLERANCES)
 
 
 @pytest.mark.parametrize("layers", [linear_layers(), conv_layers()], ids=["linear", "convolution"])
-@settings(max_examples=150)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.data(), tolerances, layouts)
 def test_flip_product_is_naive_within_the_tolerance(layers, data, tolerance, layout):
     data.draw(layers).assert_right(tolerance, layout)
