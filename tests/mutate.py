@@ -219,7 +219,7 @@ def main() -> int:
             tell("mutate: the tests fail without any mutant")
             return 2
         for path, number in chosen:
-            source = (ROOT / path).read_text(encoding="utf-8")
+            source = (project / path).read_text(encoding="utf-8")
             what, changed = mutant_of(source, number)
             # Files of compiled code are told apart by the time in seconds: the mutant's must not be taken for another's.
             cached = Path(importlib.util.cache_from_source(str(project / path)))
