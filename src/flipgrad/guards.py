@@ -89,6 +89,15 @@ def _is_checkpointed() -> bool:
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
 
+def check_not_checkpointed() -> None:
+    """Refuse, for estimators that differentiate inside, what torch's transforms cannot do."""
+    if _is_checkpointed():
+        raise InputError(
+            "MuProp, REBAR, RELAX and DoubleCV cannot be checkpointed, as they differentiate inside: checkpoint real-valued "
+            "modules only, or use another estimator"
+        )
+
+
 def has_hooks(module: nn.Module, *, anywhere: bool = True) -> bool:
     """Whether calling the module runs more than its class's ``forward``: hooks of its own or, ``anywhere``, of all modules."""
     own = any(getattr(module, name) for name in _HOOKS) or "forward" in vars(module)
