@@ -11,7 +11,9 @@ gradient in every parameter (paper, section 2.1). Only :math:`P^1` depends on th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,13 +36,14 @@ BUDGET = 2**24
 def expected_loss(net: Sequential, x: Tensor, objective: Objective) -> Tensor:
     """The expected losses E_Z[f] of ``x`` [B, ...], exact and differentiable, [B].
 
-    In the precision of the parameters and the input: use float64 for a reference. Real-valued modules before the first
-    binary layer are evaluated as they are.
+    In the precision of the parameters and the input, also under autocast: use float64 for a reference. Real-valued modules
+    before the first binary layer are evaluated as they are.
 
     Raises:
         InputError: if two neighbouring binary layers have more than 24 units together; the message says what would fit.
     """
-    return _per_example(net, x, objective, lambda distribution, f: (distribution * f).sum(1))
+    with _full_precision(x):
+        return _per_example(net, x, objective, lambda distribution, f: (distribution * f).sum(1))
 
 
 def marginal_loss(net: Sequential, x: Tensor, objective: Objective) -> Tensor:
@@ -48,15 +51,21 @@ def marginal_loss(net: Sequential, x: Tensor, objective: Objective) -> Tensor:
 
     Exact, differentiable and refusing as :func:`expected_loss`.
     """
-    return _per_example(net, x, objective, _marginal)
+    with _full_precision(x):
+        return _per_example(net, x, objective, _marginal)
 
 
 def predictive(net: Sequential, x: Tensor) -> Tensor:
     """The exact predictive probabilities E_Z[p(y | x)], [B, K]; refusing as :func:`expected_loss`."""
-    with keeping_buffers(net):
+    with keeping_buffers(net), _full_precision(x):
         chain = _Chain.of(net, x)
         p = probabilities(net.outputs(chain.states))
-    return torch.cat([chain.distribution(part) @ p for part in chain.inputs.split(chain.rows)])
+        return torch.cat([chain.distribution(part) @ p for part in chain.inputs.split(chain.rows)])
+
+
+def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """Without autocast: what everything is compared with must not be rounded to three digits."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def enumerate_states(shape: Sequence[int], like: Tensor) -> Tensor:
