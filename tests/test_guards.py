@@ -63,6 +63,20 @@ def test_neither_can_one_in_a_network_written_by_hand(name):
             squares.backward()
 
 
+def test_transforms_of_torch_see_the_same_gradient():
+    net = fully_connected(2, 3, 3, 2)
+    x, objective = batch((4, 2), classes=2)
+    parameters = dict(net.named_parameters())
+
+    def loss(values):
+        how = {"estimator": fg.PSA(), "noise": [torch.zeros(1), torch.zeros(1)]}
+        return torch.func.functional_call(net, values, (x, objective), how).sum()
+
+    assert_same(torch.func.grad(loss)(parameters), gradients(loss(parameters), net))
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        torch.func.grad(lambda v: sum(g.square().sum() for g in torch.func.grad(loss)(v).values()))(parameters)
+
+
 class Scaled(nn.Linear):
     """A head that is no linear layer, only looks like one."""
 

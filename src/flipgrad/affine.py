@@ -14,14 +14,13 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from flipgrad import flips
 from flipgrad.errors import InputError
 from flipgrad.flips import ordinary
 from flipgrad.flips.ordinary import Geometry
-from flipgrad.guards import check_unchanged, has_hooks
+from flipgrad.guards import check_unchanged, has_hooks, once
 from flipgrad.noise import Noise
 from flipgrad.pooling import PooledConv, PoolModule
 
@@ -385,7 +384,7 @@ class _AtInputs(torch.autograd.Function):
         ctx.save_for_backward(weight, x, *tensors)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, x, *tensors = ctx.saved_tensors
         affine = ctx.affine.with_weight(weight)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, NoReturn, final
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from flipgrad.errors import InputError
+
+Backward = Callable[..., tuple[Tensor | None, ...]]
 
 # Where nn.Module and torch keep hooks that run when a module is called.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -41,11 +44,17 @@ def estimate(values: Tensor, *, twice: bool = False) -> Tensor:
 class _Estimate(torch.autograd.Function):
     """Values as they are."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, values: Tensor, twice: bool, checkpointed: bool) -> Tensor:
-        ctx.twice, ctx.first = twice, _fingerprint(values) if checkpointed else None
-        ctx.save_for_backward(values)
+    def forward(values: Tensor, twice: bool, checkpointed: bool) -> Tensor:
         return values.view_as(values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        values, ctx.twice, checkpointed = inputs
+        ctx.first = _fingerprint(values) if checkpointed else None
+        ctx.save_for_backward(values)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -60,13 +69,37 @@ class _Estimate(torch.autograd.Function):
         return grad, None, None
 
 
+def once(backward: Backward) -> Backward:
+    """Make a function's derivative one that cannot be differentiated again, also under transforms of ``torch.func``.
+
+    There ``torch.autograd.function.once_differentiable`` drops the dependence without a word.
+    """
+
+    @wraps(backward)
+    def guarded(ctx: Any, *grads: Any) -> Any:
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return results
+        known = [grad for grad in grads if grad is not None]
+        return tuple(result if result is None else _Once.apply(result, *known) for result in results)  # type: ignore[no-untyped-call]
+
+    return guarded
+
+
 @final
 class _Once(torch.autograd.Function):
     """A gradient as it is, whose own derivative is refused."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, values: Tensor) -> Tensor:
+    def forward(grad: Tensor, *depends_on: Tensor) -> Tensor:
         return grad.view_as(grad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> NoReturn:

@@ -21,7 +21,6 @@ from typing import Any, Literal, TypeGuard, final, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -30,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flipgrad.affine import connect, folded_weight
 from flipgrad.errors import InputError
-from flipgrad.guards import has_hooks
+from flipgrad.guards import has_hooks, once
 from flipgrad.layers import LayerCall
 from flipgrad.network import Readout, Sequential
 from flipgrad.objectives import Objective, evaluate
@@ -228,7 +227,7 @@ class AttachGradient(torch.autograd.Function):
         ctx.save_for_backward(inputs[2])
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
         return grad, gradient * grad.view(-1, *[1] * (gradient.dim() - 1)), None

@@ -29,11 +29,11 @@ from typing import Any, Literal, final, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flipgrad import flips
 from flipgrad.affine import Affine, LinearMap
 from flipgrad.errors import InputError
+from flipgrad.guards import once
 from flipgrad.layers import LayerCall
 from flipgrad.noise import Noise
 from flipgrad.priors import Prior
@@ -185,7 +185,7 @@ class _OwnInput(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if not ctx.needs_input_grad[1]:
             return grad, *[None] * 7

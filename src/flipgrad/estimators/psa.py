@@ -10,13 +10,13 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flipgrad.affine import Affine
 from flipgrad.estimators import _inputs
 from flipgrad.estimators._base import LocalEstimator
 from flipgrad.estimators._head import HeadGradient, check_head, head_losses
 from flipgrad.estimators._inputs import InputRule, allowed_error, check_inputs
+from flipgrad.guards import once
 from flipgrad.layers import LayerCall
 from flipgrad.network import Sequential
 from flipgrad.noise import Noise
@@ -128,7 +128,7 @@ class _FlipStates(torch.autograd.Function):
         ctx.save_for_backward(a, x, weight)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, x, weight = ctx.saved_tensors
         grad_a = 2 * ctx.noise.pdf(a) * grad if ctx.needs_input_grad[0] else None
