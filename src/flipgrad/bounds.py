@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from flipgrad.errors import InputError
-from flipgrad.network import LossRule, Sequential
+from flipgrad.network import LossRule, Sequential, check_sequential
 from flipgrad.objectives import Objective, evaluate
 
 
@@ -28,6 +28,7 @@ def sampled_losses(
 ) -> Tensor:
     """Losses of ``samples`` independent draws, [samples, B], without a gradient."""
     _check_samples(samples)
+    check_sequential(net, "bounds", wrapped=True)
     return torch.stack([evaluate(objective, net(x, generator=generator)) for _ in range(samples)])
 
 
@@ -175,6 +176,7 @@ class _Copies:
         index: Tensor | None,
         antithetic: bool = False,
     ) -> None:
+        check_sequential(net, "bounds", wrapped=True)
         self.shape = (samples, len(x))
         self.net, self.estimator, self.generator, self.noise = net, estimator, generator, noise
         self.antithetic = antithetic

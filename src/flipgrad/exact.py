@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from flipgrad.errors import InputError
-from flipgrad.network import Sequential, probabilities
+from flipgrad.network import Sequential, check_sequential, probabilities
 from flipgrad.noise import Noise
 from flipgrad.objectives import Objective, evaluate
 from flipgrad.plan import Apply, Sample, Step
@@ -89,6 +89,7 @@ class _Chain:
 
     @staticmethod
     def of(net: Sequential, x: Tensor) -> _Chain:
+        check_sequential(net, "exact")
         if not len(x):
             raise InputError("exact: the batch is empty; give at least one example")
         net.check_examples_alone("exact")

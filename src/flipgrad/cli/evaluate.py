@@ -12,6 +12,7 @@ from rich.console import Console
 
 from flipgrad import files, plots
 from flipgrad.cli._shared import evaluation_table
+from flipgrad.sampling import check_seed
 from flipgrad.training import RunFolder, load_run
 from flipgrad.training import evaluate as measure
 from flipgrad.training.predictions import describe
@@ -24,6 +25,7 @@ def evaluate(
     device: Annotated[str | None, typer.Option(help="Torch device (default: the run's).")] = None,
 ) -> None:
     """Measure a trained network: accuracies and losses with one, many and no samples; store evaluation.json and report.html."""
+    check_seed(seed)
     loaded = load_run(run, device=device)
     torch.set_num_threads(loaded.config.threads)
     count = loaded.config.eval_samples if samples is None else samples
