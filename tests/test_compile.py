@@ -185,6 +185,24 @@ def test_graphs_written_by_hand_run_uncompiled_inside_compiled_ones(rule):
         assert compiled(model)(x).shape == (3, 2)
 
 
+class Moving(nn.Module):
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states.flip(1)
+
+
+@pytest.mark.filterwarnings("default")
+def test_compiled_code_between_layers_of_a_graph_written_by_hand_is_refused_with_a_way_out():
+    model = fg.use(nn.Sequential(fg.BinaryLinear(4, 6), Moving(), fg.BinaryLinear(6, 2)), fg.ST())
+    x = torch.randn(3, 4)
+    torch._dynamo.reset()
+    with pytest.raises(fg.InputError, match=r"went through compiled code, .* = torch.compiler.disable\(model.forward\)"):
+        torch.compile(model, backend="aot_eager")(x)
+    model.forward = torch.compiler.disable(model.forward)
+    torch._dynamo.reset()
+    torch.compile(model, backend="aot_eager")(x).sum().backward()
+    assert model[0].weight.grad is not None
+
+
 def wide() -> tuple[fg.Sequential, torch.Tensor]:
     """So many units that they are sampled in compiled code, with a seed that must not become part of a graph."""
     torch.manual_seed(0)

@@ -17,11 +17,15 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from flipgrad.affine import called
 from flipgrad.errors import InputError
+from flipgrad.guards import keeping_buffers
+from flipgrad.layers import LayerCall
 from flipgrad.network import Sequential, check_sequential, probabilities
-from flipgrad.noise import Noise
+from flipgrad.noise import Noise, sign
 from flipgrad.objectives import Objective, evaluate
 from flipgrad.plan import Apply, Sample, Step
+from flipgrad.sampling import fresh
 
 # Entries of one transition matrix: 2**24 is 12 units to 12 units, or 64 MiB in float32.
 BUDGET = 2**24
@@ -49,8 +53,9 @@ def marginal_loss(net: Sequential, x: Tensor, objective: Objective) -> Tensor:
 
 def predictive(net: Sequential, x: Tensor) -> Tensor:
     """The exact predictive probabilities E_Z[p(y | x)], [B, K]; refusing as :func:`expected_loss`."""
-    chain = _Chain.of(net, x)
-    p = probabilities(net.outputs(chain.states))
+    with keeping_buffers(net):
+        chain = _Chain.of(net, x)
+        p = probabilities(net.outputs(chain.states))
     return torch.cat([chain.distribution(part) @ p for part in chain.inputs.split(chain.rows)])
 
 
@@ -100,7 +105,7 @@ class _Chain:
         widest, matrices = len(states), []
         for later in steps:
             if isinstance(later, Apply):
-                states = later.module(states)
+                states = called([later.module], states)
                 continue
             matrix, states = _transition([later], states)
             matrices.append(matrix)
@@ -148,10 +153,10 @@ def _transition(steps: Iterable[Step], x: Tensor) -> tuple[Tensor, Tensor]:
     total: Tensor | None = None
     for step in steps:
         if isinstance(step, Apply):
-            x = step.module(x)
+            x = called([step.module], x)
             continue
         if isinstance(step, Sample):
-            matrix, x = _layer(step.affine()(x), step.layer.noise)
+            matrix, x = _layer(_pre_activations(step, x), step.layer.noise)
         else:
             matrix, x = _joint([_transition(chain, x) for chain in step.chains], step.dim)
         total = matrix if total is None else total @ matrix
@@ -160,6 +165,18 @@ def _transition(steps: Iterable[Step], x: Tensor) -> tuple[Tensor, Tensor]:
         _check_budget(len(x), (len(x) - 1).bit_length())
         total = torch.eye(len(x), dtype=x.dtype, device=x.device)
     return total, x
+
+
+def _pre_activations(step: Sample, x: Tensor) -> Tensor:
+    """Those of the step's layer, evaluated as in a sampled pass (with its hooks), for the inputs ``x``."""
+    found: list[Tensor] = []
+
+    def visit(call: LayerCall) -> Tensor:
+        found.append(call.affine(call.x))
+        return sign(found[0].detach())
+
+    step.evaluate(x, visit, fresh(None))
+    return found[0]
 
 
 def _layer(a: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:

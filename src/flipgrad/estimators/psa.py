@@ -52,7 +52,8 @@ class PSA(LocalEstimator):
             many places). "posterior" takes the state's mean given the next layer's states, nearly as good in wide layers and
             a third of the cost; "mean" its mean given the layer before, which costs nothing and has the least variance, but
             so much bias that long trainings end at a higher loss. The two with a posterior need units that go to one layer
-            only; "auto" is "posterior" in these layers and "sampled" in the others.
+            only; "auto" is "posterior" where :class:`flipgrad.Sequential` knows that they do, and "sampled" elsewhere, also in
+            graphs written by hand.
         head: the gradient in the head's own parameters. "sampled" is that of the sampled loss; "enhanced" averages it over
             flips of the last layer's units with the paper's weight 1/n; "rao-blackwell" averages that of each weight of a
             linear head over its own unit's two states (and is "sampled" for other heads). All have the same mean; the

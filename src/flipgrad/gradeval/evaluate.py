@@ -26,6 +26,7 @@ from flipgrad.gradeval.reference import (
     exact_reference,
 )
 from flipgrad.gradeval.statistics import CONFIDENCE, COSINE_SHARE, Accuracy, Tally
+from flipgrad.guards import keeping_buffers
 from flipgrad.layers import check_instance
 from flipgrad.network import Sequential, check_sequential
 from flipgrad.objectives import Objective
@@ -173,8 +174,9 @@ def evaluate(
     net.check_examples_alone("gradeval")
     workers = default_workers(x.device) if workers is None else workers
     tell = report or (lambda name, draws: None)
-    truth = _reference(problem, reference, reference_samples, seed, workers, tell)
-    measured = {name: _measure(problem, truth, name, rule, samples, seed, workers, tell) for name, rule in named.items()}
+    with keeping_buffers(net):
+        truth = _reference(problem, reference, reference_samples, seed, workers, tell)
+        measured = {name: _measure(problem, truth, name, rule, samples, seed, workers, tell) for name, rule in named.items()}
     return Result(measured, truth, samples, len(x), seed)
 
 
