@@ -131,11 +131,6 @@ def check_not_checkpointed() -> None:
         )
 
 
-def cannot_look() -> bool:
-    """Whether values cannot be looked at, to check them: under ``torch.compile`` and transforms of ``torch.func``."""
-    return torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None
-
-
 def has_hooks(module: nn.Module, *, anywhere: bool = True) -> bool:
     """Whether calling the module runs more than its class's ``forward``: hooks of its own or, ``anywhere``, of all modules."""
     own = any(getattr(module, name) for name in _HOOKS) or "forward" in vars(module)

@@ -28,8 +28,9 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from flipgrad.affine import connect, folded_weight
+from flipgrad.capture import cannot_look
 from flipgrad.errors import InputError
-from flipgrad.guards import cannot_look, has_hooks, once
+from flipgrad.guards import has_hooks, once
 from flipgrad.layers import LayerCall
 from flipgrad.network import Readout, Sequential
 from flipgrad.objectives import Objective, check_alone, evaluate
