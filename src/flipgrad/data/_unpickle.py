@@ -80,7 +80,8 @@ def unpickle(content: bytes, where: str) -> dict[Any, Any]:
         raise InputError(f"{where} {error}") from None
     # A damaged pickle fails in as many ways as there are operations in it.
     except Exception as error:
-        raise InputError(f"{where} is a damaged pickle, or none: {error or type(error).__name__}") from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{where} is a damaged pickle, or none: {reason}") from None
     if not isinstance(value, dict):
         raise InputError(f"{where} holds a {type(value).__name__}, expected a dictionary")
     return value
