@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from flipgrad import cli
+from flipgrad import cli, files
 from flipgrad.estimators import ESTIMATORS, facts
 from flipgrad.training import RunFolder
 
@@ -68,9 +68,15 @@ def test_estimators_can_be_printed_as_markdown(capsys):
         (["train", "--data", "mnist"], "is read from files: give their folder with --data-folder"),
         (["train", "--model", "not_there:net"], "No module named 'not_there'"),
         (["train", "--checkpoint-minutes", "0"], "checkpoint_minutes is 0.0; it must be positive"),
-        (["train", "--resume", "nowhere"], "'nowhere' is no folder of a run: config.json: No such file"),
+        (
+            ["train", "--resume", "nowhere"],
+            "'nowhere/config.json' cannot be read (No such file or directory)",
+        ),
         (["train", "--resume", "nowhere", "--lr", "0.1"], "--lr cannot go with --resume: a run goes on as it was"),
-        (["evaluate", "nowhere"], "'nowhere' is no folder of a run"),
+        (["evaluate", "nowhere"], "'nowhere/config.json' cannot be read"),
+        (["evaluate", "nowhere", "--seed", str(2**70)], "seed is 1180591620717411303424; it must be from 0 to"),
+        (["train", "--seed", str(2**70)], "seed is 1180591620717411303424; it must be at most"),
+        (["train", "--threads", "1000000"], "threads is 1000000; it must be at most 1024"),
         (["train", "--device", "tpu9"], "device 'tpu9' is not available"),
         (["dance"], "No such command 'dance'"),
     ],
@@ -161,19 +167,20 @@ def test_the_rate_is_searched_for_and_the_search_goes_on(tmp_path, capsys, monke
     assert (code, err) == (0, "")
     assert "Searching for the learning rate, 3 trials:\nThe best of 3 rates is" in out
     stored = json.loads((run / "config.json").read_text())
-    trials = json.loads((run / "search.json").read_text())
+    trials = json.loads((run / "search.json").read_text())["trials"]
     assert stored["config"]["lr"] == min(trials, key=lambda trial: trial["objective"])["rate"]
     weights = (run / "weights.safetensors").read_bytes()
     # As if it had been killed after the first trial.
     stored["config"]["lr"] = "auto"
-    (run / "config.json").write_text(json.dumps(stored))
-    (run / "search.json").write_text(json.dumps(trials[:1]))
+    files.write_json(run / "config.json", stored)
+    searched = files.read_json(run / "search.json", missing="", broken="")
+    files.write_json(run / "search.json", {**searched, "trials": trials[:1]})
     for name in ("checkpoint.safetensors", "weights.safetensors", "summary.json"):
         (run / name).unlink()
     (run / "metrics.jsonl").write_text("")
     code, out, err = flipgrad(capsys, "train", "--resume", str(run))
     assert (code, err) == (0, "")
-    assert json.loads((run / "search.json").read_text()) == trials
+    assert json.loads((run / "search.json").read_text())["trials"] == trials
     assert (run / "weights.safetensors").read_bytes() == weights
 
 

@@ -9,10 +9,10 @@ from torch import nn
 
 import flipgrad as fg
 from flipgrad.data import DataSet, Split
-from flipgrad.training import RunFolder, TrainConfig, train
+from flipgrad.training import RunFolder, TrainConfig, read_checkpoint, train
 
 # What differs between two runs that are otherwise the same.
-TIMES = ("seconds", "images_per_second")
+TIMES = ("seconds", "images_per_second", "checksum")
 
 
 def blobs(n=60):
@@ -42,7 +42,7 @@ def resume(path, net=None, data=None, arguments=None, **options):
     """Go on with the run in ``path``."""
     net = small_net() if net is None else net
     with RunFolder.reopen(path) as folder:
-        checkpoint = folder.read_checkpoint()
+        checkpoint = read_checkpoint(path)
         return train(config(**options), net, data or blobs(), folder, checkpoint=checkpoint, **(arguments or {})), net
 
 

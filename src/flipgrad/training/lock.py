@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from flipgrad import files
 from flipgrad.errors import InputError
 
 if sys.platform != "win32":
@@ -30,7 +31,7 @@ class FolderLock:
         if sys.platform == "win32":
             return
         while self._descriptor is None:
-            descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | files.NO_LINK, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -10,6 +10,7 @@ from typing import Any, final
 
 import torch
 
+from flipgrad import files
 from flipgrad.data import DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.network import Sequential
@@ -115,8 +116,11 @@ class _Keeper:
 
         def tidy(folder: RunFolder) -> None:
             records.extend(folder.keep_metrics(self._trainer.epoch))
-            (folder.path / folder.SUMMARY).unlink(missing_ok=True)
+            files.remove(folder.path / folder.SUMMARY)
             folder.write_config(config, processes=count)
+            if self._trainer.epoch and not self._trainer.updates_done:
+                # They are those of the checkpoint, and may be damaged or missing.
+                folder.save_weights(self._trainer.net, self._trainer.data)
 
         self._write(tidy)
         return records[-1] if records else {}
@@ -135,7 +139,7 @@ class _Keeper:
     def end_epoch(self, record: Mapping[str, Any]) -> None:
         def store(folder: RunFolder) -> None:
             folder.append_metrics(record)
-            folder.save_weights(self._trainer.net)
+            folder.save_weights(self._trainer.net, self._trainer.data)
 
         self._write(store)
         self._save()

@@ -10,8 +10,15 @@ from typing import Any
 from flipgrad.errors import InputError
 
 
+def is_own(model: str) -> bool:
+    """Whether the name of a network is that of a person's own function, and not one of ours."""
+    return ":" in model
+
+
 def own_function(name: str) -> Callable[..., Any]:
     """The function that ``name`` names; its module is imported, also from the working directory.
+
+    So a name must come from the person at hand: never from a file, unless that person has named it, too.
 
     >>> own_function("math:sqrt")(4)
     2.0

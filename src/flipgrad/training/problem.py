@@ -14,7 +14,7 @@ from flipgrad.network import Sequential
 from flipgrad.noise import noise_by_name
 from flipgrad.training.config import AUTO, TrainConfig
 from flipgrad.training.models import NormName, model
-from flipgrad.training.own import own_function
+from flipgrad.training.own import is_own, own_function
 
 # Data sets whose files a person has to bring.
 NEED_FOLDER = ("mnist", "cifar10", "images")
@@ -47,7 +47,11 @@ def load_data(config: TrainConfig) -> DataSet:
 
 
 def make_net(config: TrainConfig, data: DataSet) -> Sequential:
-    """The network with its first weights, which only the seed decides."""
+    """The network with its first weights, which only the seed decides.
+
+    A function that ``config.model`` names is imported and called: :func:`flipgrad.training.read_config` returns no such
+    configuration from a file unless the caller names the function, too.
+    """
     name = config.model
     if name == AUTO:
         if config.data not in OWN:
@@ -55,7 +59,7 @@ def make_net(config: TrainConfig, data: DataSet) -> Sequential:
         name = OWN[config.data]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        if ":" in name:
+        if is_own(name):
             return _own_net(config, data)
         return model(name, data, config.width, norm=cast(NormName, config.norm), noise=noise_by_name(config.noise))
 
