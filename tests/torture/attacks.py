@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torture.attack import Attack
 from torture.commands import CommandAttack
+from torture.disk import FullDiskAttack, PermissionAttack, WritersAttack
+from torture.folders import FolderAttack, NonsenseAttack
 from torture.kills import ForkedKills, PlainKills, TorchrunKills
 from torture.operators import SampleAttack, SumAttack, WrongTensorAttack
 from torture.readers import ReaderAttack
@@ -23,5 +25,10 @@ ATTACKS: tuple[Attack, ...] = (
     SumAttack(18000, 0.004),
     SampleAttack(6000, 0.003),
     WrongTensorAttack(6000, 0.002),
+    FolderAttack(16000, 0.05),
+    NonsenseAttack(4000, 0.02),
     CommandAttack(20000, 0.06),
+    FullDiskAttack(300, 1.2),
+    PermissionAttack(28, 0.6),
+    WritersAttack(40, 1.0),
 )

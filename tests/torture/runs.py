@@ -25,7 +25,7 @@ from torture.attack import FaultError
 from torture.calls import Answer, undrawn
 
 # What differs between two runs that are otherwise the same.
-TIMES = ("seconds", "images_per_second")
+TIMES = ("seconds", "images_per_second", "checksum")
 
 # Told what happens to a file of the run before it does: the number of the event from 1 on, and what it is.
 Watch = Callable[[int, str], None]

@@ -11,10 +11,10 @@ import sys
 import time
 
 import pytest
-from problems import timeless
 
 from flipgrad import cli
 from flipgrad.flips import native
+from torture.runs import timeless
 
 OPTIONS = ("--epochs", "4", "--eval-samples", "2", "--checkpoint-minutes", "0.001")
 

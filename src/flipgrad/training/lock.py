@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from flipgrad import files
@@ -52,7 +53,9 @@ class FolderLock:
     def release(self) -> None:
         """Let others have the folder. A second call does nothing."""
         if self._descriptor is not None:
-            self._file.unlink(missing_ok=True)
+            # What is left behind, where nothing may be removed, locks nothing.
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = None
 
