@@ -1,15 +1,17 @@
 # make demo    train a stochastic binary network on handwritten digits
 # make test    lint, type-check and test
+# make fuzz MINUTES=10    run the property tests with new random examples for ten minutes
 # make sanitize    run the compiled kernels under the address and undefined-behaviour sanitizers
-# The first two set up everything they need in .venv first.
+# All but sanitize set up everything they need in .venv first.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 -q
+MINUTES ?= 10
 
-.PHONY: help demo test test-all sanitize lint format clean
+.PHONY: help demo test test-all fuzz sanitize lint format clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -22,6 +24,9 @@ test: lint
 
 test-all: lint
 	$(PYTEST)
+
+fuzz: $(VENV)/ready-to-test
+	$(BIN)/python tests/fuzz.py --minutes $(MINUTES)
 
 sanitize:
 	mkdir -p build

@@ -229,7 +229,7 @@ def pooled_convolutions(draw) -> tuple[BinaryConv2d, list[nn.AvgPool2d], tuple[i
     return randomized(layer), modules, (size[0], size[1]), refused
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 @given(pooled_convolutions(), st.sampled_from(NOISES), st.integers(0, 2))
 def test_folded_pooling_before_convolution(case, noise, batch):
     layer, pools, size, refused = case

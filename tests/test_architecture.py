@@ -16,9 +16,10 @@ ROOT = Path(flipgrad.__file__).parent
 # From the bottom up: a part imports only from its own row and those before it, and there are no cycles.
 LAYERS = [
     ["errors", "files"],
-    ["noise"],
+    ["noise", "guards"],
     ["flips"],
     ["pooling", "sampling", "priors"],
+    ["record"],
     ["affine"],
     ["norms"],
     ["layers"],

@@ -18,6 +18,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from flipgrad.errors import InputError
+from flipgrad.guards import keeping_buffers
 from flipgrad.network import LossRule, Sequential
 from flipgrad.objectives import Objective, evaluate
 
@@ -26,9 +27,10 @@ from flipgrad.objectives import Objective, evaluate
 def sampled_losses(
     net: Sequential, x: Tensor, objective: Objective, samples: int, *, generator: Generator | None = None
 ) -> Tensor:
-    """Losses of ``samples`` independent draws, [samples, B], without a gradient."""
+    """Losses of ``samples`` independent draws, [samples, B], without a gradient; running statistics are kept."""
     _check_samples(samples)
-    return torch.stack([evaluate(objective, net(x, generator=generator)) for _ in range(samples)])
+    with keeping_buffers(net):
+        return torch.stack([evaluate(objective, net(x, generator=generator)) for _ in range(samples)])
 
 
 def expected_loss(

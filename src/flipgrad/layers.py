@@ -3,17 +3,20 @@ r"""Binary layers: an affine map, injected noise, and a sign, :math:`x' = \mathr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, final
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, final
 
 import torch
 from torch import Generator, Tensor, nn
 
 from flipgrad.affine import Affine, ConvMap, LinearMap
 from flipgrad.errors import InputError
+from flipgrad.guards import check_unchanged, estimate, has_hooks
 from flipgrad.noise import Logistic, Noise
 from flipgrad.norms import Norm, check_norm, effective_weight, normalised, uses_batch
-from flipgrad.priors import Prior, Source, came_from_states, from_graph, mark
+from flipgrad.priors import Prior, Source
+from flipgrad.record import Record, mark
 from flipgrad.sampling import Draw, fresh, given, states
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -53,19 +56,58 @@ class LayerCall:
         return states(self.draw, self.noise, a)
 
 
+# Turns one layer's evaluation into that layer's states: an estimator's rule, or a plain sample.
+Visit = Callable[[LayerCall], Tensor]
+
+
 class StateRule(Protocol):
     """What a layer asks of an estimator: sampled (or relaxed) states that carry the estimator's gradient."""
 
     def states(self, call: LayerCall) -> Tensor: ...
 
 
+@final
+@dataclass
+class Within:
+    """How :class:`flipgrad.Sequential` has one of its layers evaluated, and what came of it.
+
+    Attributes:
+        visit: gives the layer's states.
+        draw: gives Z for given pre-activations.
+        binary: whether the input is made of states.
+        connectors: linear modules that the layer sees its input through.
+        prior: with which probabilities a binary input was drawn, if that is known.
+        call: the evaluation, once the layer was called.
+        states: what it gave.
+    """
+
+    visit: Visit
+    draw: Draw
+    binary: bool
+    connectors: tuple[nn.Module, ...]
+    prior: Prior | None
+    call: LayerCall | None = field(default=None, init=False)
+    states: Tensor | None = field(default=None, init=False)
+
+    def evaluate(self, layer: BinaryLayer, x: Tensor) -> tuple[Tensor, Source | None]:
+        """The states of ``layer`` for the input ``x``, and their draw; its hooks run, and may not change either."""
+        states: Tensor = layer(x, within=self)
+        if self.call is None or self.states is None:
+            raise RuntimeError(f"a hook kept {type(layer).__name__} from being evaluated")
+        if has_hooks(layer):
+            check_unchanged(layer, "input", x, self.call.x)
+            check_unchanged(layer, "states", self.states, states)
+        return states, self.call.source
+
+
 class BinaryLayer(nn.Module, ABC):
-    """What :class:`BinaryLinear` and :class:`BinaryConv2d` share."""
+    """What :class:`BinaryLinear` and :class:`BinaryConv2d` share; ``input_dims`` are the last dimensions of one input."""
 
     weight: Tensor
     bias: Any
     noise: Noise
     norm: Norm | None
+    input_dims: ClassVar[int]
     estimator: StateRule | None = None
     generator: Generator | None = None
 
@@ -110,6 +152,7 @@ class BinaryLayer(nn.Module, ABC):
         generator: Generator | None = None,
         noise: Tensor | None = None,
         binary: bool | None = None,
+        within: Within | None = None,
     ) -> Tensor:
         """Sampled states ±1 of the layer for the input ``x``.
 
@@ -120,22 +163,32 @@ class BinaryLayer(nn.Module, ABC):
             generator: the source of randomness.
             noise: Z itself, instead of drawing it; it broadcasts to the pre-activations.
             binary: whether ``x`` holds states, to be flipped by estimators that do so. By default found out from where ``x``
-                came from: what was computed from other binary layers' states must still be ±1, unless the estimator
-                relaxes states.
+                came from, by autograd's record: each of its entries must then be one unit of another binary layer, moved or
+                with its sign changed, and still ±1, unless the estimator relaxes states. With False the layer's derivative in
+                ``x`` is the ordinary one, whatever ``x`` is.
+            within: how :class:`flipgrad.Sequential` evaluates its layers; nothing else counts then.
         """
-        if binary is None:
-            binary = came_from_states(x)
+        if within is not None:
+            within.call = LayerCall(self, x, within.binary, self.affine(within.connectors), within.draw, within.prior)
+            within.states = within.visit(within.call)
+            return within.states
         check_instance(estimator)
         rule = estimator or self.estimator or UNDEFINED
-        if binary:
-            self.check_takes_states()
-            check_states(x, self, relaxed=getattr(rule, "relaxed_objective", False))
+        relaxed = getattr(rule, "relaxed_objective", False)
+        prior = None
+        if binary is not False:
+            record, told = Record.of(x), binary is not None
+            binary = binary or bool(record.states)
+            if binary:
+                self.check_takes_states()
+                check_states(x, self, relaxed=relaxed)
+            record.check(type(self).__name__, self.input_dims, relaxed=relaxed, told=told)
+            prior = record.prior()
         draw = fresh(generator or self.generator) if noise is None else given(noise)
-        prior = from_graph(x) if binary else None
         if prior is not None:
             prior.read()
         call = LayerCall(self, x, binary, self.affine(), draw, prior)
-        result = rule.states(call)
+        result = estimate(rule.states(call), twice=getattr(rule, "second_derivatives", False))
         mark(result, call.source)
         return result
 
@@ -153,6 +206,8 @@ class BinaryLinear(BinaryLayer, nn.Linear):
     >>> states.shape, bool((states.abs() == 1).all())
     (torch.Size([3, 2]), True)
     """
+
+    input_dims = 1
 
     def __init__(
         self,
@@ -195,6 +250,8 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
     >>> BinaryConv2d(1, 8, 3, padding=1, padding_value=-1)(torch.randn(2, 1, 8, 8)).shape
     torch.Size([2, 8, 8, 8])
     """
+
+    input_dims = 3
 
     def __init__(
         self,
@@ -314,10 +371,13 @@ def use(model: ModelT, estimator: StateRule | None, *, generator: Generator | No
     """Give every binary layer of ``model`` a local estimator, for an ordinary ``model(x)`` and an ordinary loss.
 
     For networks written by hand: skip connections, branches, concatenations. Whatever follows the last binary layer is
-    differentiated in the ordinary way, i.e. the head is linearised; :class:`flipgrad.Sequential` flips it exactly. A unit may
-    go to many layers, but to each of them once: the copies in ``torch.cat([h, h], 1)`` would be flipped one at a time. With
-    ``inputs="posterior"`` or "rao-blackwell" it may go to one layer only; that several layers see it is an error, that the head
-    sees it besides cannot be noticed.
+    differentiated in the ordinary way, i.e. the head is linearised; :class:`flipgrad.Sequential` flips it exactly.
+
+    Between binary layers states may be reshaped, permuted, sliced, padded with ±1, concatenated, or change their sign: from
+    autograd's record every layer sees that each entry of its input is one unit. All else, max-pooling or a sum say, is refused
+    by name. So is a unit that one input holds twice, whose copies would be flipped one at a time; it may go to many layers.
+    With ``inputs="posterior"`` or "rao-blackwell" it may go to one layer only, and not to the head besides. What autograd does
+    not record (``detach``, ``torch.no_grad``, comparisons) is taken for constant, as everywhere in torch.
 
     Args:
         model: any module with binary layers in it.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_cifar10 import RECORDS, archive_of, contents, folder_of
 from test_images import grey
@@ -22,7 +22,7 @@ from test_mnist import NAMES, arrays, idx
 from flipgrad.data import DataSet, cifar10, image_folder, mnist
 from flipgrad.errors import InputError
 
-few = settings(max_examples=150, deadline=None)
+few = settings(max_examples=3 * settings().max_examples)
 # Where a file is cut off, or which of its bytes is changed, as a share of its length; and to what.
 place = st.floats(0, 1, exclude_max=True)
 change = st.integers(1, 255)
@@ -129,6 +129,8 @@ def test_a_file_that_was_cut_off_is_refused(kind, which, end):
 @every_format
 @few
 @given(which=place, where=place, by=change)
+# Another operation of a pickle, which Python refuses in two lines.
+@example(which=0.0, where=0.0, by=208)
 def test_a_changed_byte_ends_in_an_error_or_in_data_of_the_right_kind(kind, which, where, by):
     files = FORMATS[kind][0]
     name = list(files)[int(which * len(files))]

@@ -171,7 +171,7 @@ def on_both_paths(check) -> None:
 
 @compiled
 @pytest.mark.parametrize("cases", [linear_cases(), conv_cases()], ids=["linear", "convolution"])
-@settings(max_examples=150)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.data(), layouts)
 def test_kernels_are_naive(cases, data, layout):
     layer = data.draw(cases)

@@ -21,15 +21,16 @@ from typing import Any, Literal, TypeGuard, final, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from flipgrad.affine import connect, folded_weight
 from flipgrad.errors import InputError
-from flipgrad.layers import BinaryLayer, LayerCall
+from flipgrad.guards import has_hooks, once
+from flipgrad.layers import LayerCall
 from flipgrad.network import Readout, Sequential
 from flipgrad.objectives import Objective, evaluate
 from flipgrad.plan import Sample
@@ -193,8 +194,12 @@ def _chunked(parts: list[tuple[Callable[..., Tensor], tuple[object, ...]]]) -> T
 
 
 def is_linear(head: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether the head is an ordinary linear layer, parametrised or not, whose flipped outputs need no evaluation."""
-    return isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward and not isinstance(head, BinaryLayer)
+    """Whether the head is ``nn.Linear`` and nothing besides, parametrised or not: its flipped outputs need no evaluation.
+
+    A subclass, or hooks (also those of ``prune`` and the old ``weight_norm``), may do anything; such a head is evaluated.
+    """
+    kind = type(head).__bases__[0] if parametrize.is_parametrized(head) else type(head)
+    return kind is nn.Linear and not has_hooks(head)
 
 
 def check_separable(head: nn.Module) -> None:
@@ -222,7 +227,7 @@ class AttachGradient(torch.autograd.Function):
         ctx.save_for_backward(inputs[2])
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
         return grad, gradient * grad.view(-1, *[1] * (gradient.dim() - 1)), None

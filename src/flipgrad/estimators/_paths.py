@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flipgrad.estimators._base import Estimator
 from flipgrad.estimators._head import check_separable
+from flipgrad.guards import check_not_checkpointed
 from flipgrad.layers import LayerCall
 from flipgrad.network import Batch, Sequential
 from flipgrad.noise import Noise, sign
@@ -144,6 +145,7 @@ def value_and_slope(function: Callable[[Tensor], Tensor], t: Tensor) -> tuple[Te
 
     Both are differentiable in what else the function depends on. The functional form also works where draws are vectorised.
     """
+    check_not_checkpointed()
     transform: Any = torch.func.vjp(function, t.detach())
     value, pullback = transform
     (slope,) = pullback(torch.ones_like(value))

@@ -44,6 +44,9 @@ from flipgrad.noise import Logistic, Noise
 PER_OCTAVE = 4
 LOWEST, HIGHEST = -15 * PER_OCTAVE, 3 * PER_OCTAVE - 1
 
+# The upper edge of the highest bin: no fit holds for larger weights.
+LARGEST = 2.0 ** ((HIGHEST + 1) / PER_OCTAVE)
+
 # The basis of weights up to 2**-11 serves all smaller ones: there F is as good as quadratic over a step.
 SMALLEST_TOP = -11 * PER_OCTAVE - 1
 

@@ -82,7 +82,8 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
         return Choice(exact, None, {**seconds, "separable": least}, f"small enough for the exact kernel; {why}")
     plan = separable.plan(weight, noise, tolerance, spread=math.inf if a is None else spread(a))
     if not plan.reachable:
-        text = f"no separable form within {tolerance:g} for weights up to {plan.limit:.2g} and {noise}; {why}"
+        weights = f"weights {'above' if plan.estimated_error == math.inf else 'up to'} {plan.limit:.2g}"
+        text = f"no separable form within {tolerance:g} for {weights} and {noise}; {why}"
         return Choice(exact, plan, seconds, text)
     rank = plan.rank_e + plan.rank_o
     seconds["separable"] = CALL["separable"] + rank * work

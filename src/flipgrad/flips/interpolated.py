@@ -19,6 +19,7 @@ noise about as much, the slope product of noises with a kink in their density fa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -162,7 +163,7 @@ def _with_even_part(plan: Plan) -> Plan:
     """The plan with a function that is even in the weight, if it has none: these sums are of one sign, and never negligible."""
     if plan.odd:
         return plan
-    return Plan(plan.tolerance, plan.estimated_error, plan.reachable, plan.limit, plan.steps, plan.even, (Function(0, (1.0,)),))
+    return replace(plan, odd=(Function(0, (1.0,)),))
 
 
 @lru_cache(maxsize=1024)

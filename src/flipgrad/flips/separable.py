@@ -30,7 +30,7 @@ from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.flips import _basis, native
-from flipgrad.flips._basis import HIGHEST, LOWEST, PER_OCTAVE, SMALLEST_TOP
+from flipgrad.flips._basis import HIGHEST, LARGEST, LOWEST, PER_OCTAVE, SMALLEST_TOP
 from flipgrad.flips.ordinary import Geometry, input_gradient
 from flipgrad.noise import Logistic, Noise
 
@@ -73,9 +73,9 @@ class Plan:
 
     Attributes:
         tolerance: the relative L2 error that was asked for.
-        estimated_error: the one that is to be expected.
-        reachable: whether that is within the tolerance. If not, an exact kernel is the better choice.
-        limit: the weights' absolute values up to which it holds.
+        estimated_error: the one that is to be expected; infinite if some weight is beyond the limit, or not a number.
+        limit: the weights' absolute values up to which it holds; for any weights at most :data:`_basis.LARGEST` scales of
+            the noise.
         steps: the nodes of the functions of the pre-activations.
         even: the functions of the weight that belong to E.
         odd: those that belong to O.
@@ -83,11 +83,15 @@ class Plan:
 
     tolerance: float
     estimated_error: float
-    reachable: bool
     limit: float
     steps: tuple[float, ...]
     even: tuple[Function, ...]
     odd: tuple[Function, ...]
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the estimated error is within the tolerance. If not, an exact kernel is the better choice."""
+        return self.estimated_error <= self.tolerance
 
     @property
     def rank_e(self) -> int:
@@ -114,7 +118,7 @@ def plan(weight: Tensor, noise: Noise, tolerance: float = 1e-3, *, spread: float
             pre-activations, and need not allow for others.
 
     Returns:
-        The plan; where no rank up to :data:`MAX_RANK` is enough, the most accurate one, marked as not reachable.
+        The plan; where no rank up to :data:`MAX_RANK` is enough, the most accurate one, which is not ``reachable``.
 
     >>> from flipgrad.noise import Logistic
     >>> found = plan(torch.linspace(-0.02, 0.02, 100), Logistic(), tolerance=1e-3)
@@ -134,7 +138,8 @@ def plan(weight: Tensor, noise: Noise, tolerance: float = 1e-3, *, spread: float
 
 def _make_plan(weight: Tensor, noise: Noise, tolerance: float, narrow: bool) -> Plan:
     counts = _histogram(weight, noise)
-    top = max(int(counts.nonzero().amax()) + LOWEST if weight.numel() else LOWEST, SMALLEST_TOP)
+    largest = int(counts.nonzero().amax()) + LOWEST if weight.numel() else LOWEST
+    top = min(max(largest, SMALLEST_TOP), HIGHEST)
     counts = counts[: top + 1 - LOWEST]
     bins = _basis.bin_steps(top)
     typical = math.sqrt(float((counts * bins**2).sum() / counts.sum().clamp(min=1)))
@@ -159,8 +164,7 @@ def _make_plan(weight: Tensor, noise: Noise, tolerance: float, narrow: bool) -> 
     error, rank_o, basis = best
     return Plan(
         tolerance=tolerance,
-        estimated_error=error,
-        reachable=error <= tolerance and top < HIGHEST,
+        estimated_error=error if largest <= HIGHEST else math.inf,
         limit=basis.reach / 2 * noise.scale,
         steps=basis.steps,
         even=_functions(basis.even, 2 / noise.scale),
@@ -260,6 +264,11 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _reached(plan: Plan) -> Plan:
+    if plan.estimated_error == math.inf:
+        raise InputError(
+            f"some weight is above {plan.limit:.2g}, {LARGEST:g} scales of the noise, or not a number: "
+            "there is no separable flip product of such weights; use flips.vectorized"
+        )
     if not plan.reachable:
         raise InputError(
             f"tolerance={plan.tolerance}: with these weights, up to {plan.limit:.2g}, the separable flip product has an error "
@@ -290,11 +299,11 @@ def _summary(weight: Tensor, scale: float) -> tuple[int, ...]:
 
 
 def _histogram(weight: Tensor, noise: Noise) -> Tensor:
-    """How many weights are in each bin of their absolute value, in float64, on the CPU."""
+    """How many weights are in each bin of their absolute value and, last, beyond all bins; in float64, on the CPU."""
     size = weight.abs().div_(noise.scale).log2_()
     # A weight that is no number is beyond every range.
-    bins = size.mul_(PER_OCTAVE).nan_to_num_(nan=HIGHEST).floor_().clamp_(LOWEST, HIGHEST).sub_(LOWEST)
-    return torch.bincount(bins.flatten().int(), minlength=HIGHEST - LOWEST + 1).cpu().double()
+    bins = size.mul_(PER_OCTAVE).nan_to_num_(nan=HIGHEST + 1).floor_().clamp_(LOWEST, HIGHEST + 1).sub_(LOWEST)
+    return torch.bincount(bins.flatten().int(), minlength=HIGHEST + 1 - LOWEST + 1).cpu().double()
 
 
 def _error(basis: _basis.Basis, rank_o: int, counts: Tensor, eps: float, distributions: slice) -> float:

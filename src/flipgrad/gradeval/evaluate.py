@@ -25,6 +25,7 @@ from flipgrad.gradeval.reference import (
     exact_reference,
 )
 from flipgrad.gradeval.statistics import CONFIDENCE, COSINE_SHARE, Accuracy, Tally
+from flipgrad.guards import keeping_buffers
 from flipgrad.layers import check_instance
 from flipgrad.network import Sequential
 from flipgrad.objectives import Objective
@@ -169,8 +170,9 @@ def evaluate(
     if workers < 1:
         raise InputError(f"workers={workers}: give at least one")
     tell = report or (lambda name, draws: None)
-    truth = _reference(problem, reference, reference_samples, seed, workers, tell)
-    measured = {name: _measure(problem, truth, name, rule, samples, seed, workers, tell) for name, rule in named.items()}
+    with keeping_buffers(net):
+        truth = _reference(problem, reference, reference_samples, seed, workers, tell)
+        measured = {name: _measure(problem, truth, name, rule, samples, seed, workers, tell) for name, rule in named.items()}
     return Result(measured, truth, samples, len(x), seed)
 
 
