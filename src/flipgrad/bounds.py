@@ -19,7 +19,7 @@ from torch import Generator, Tensor, nn
 
 from flipgrad.errors import InputError
 from flipgrad.guards import keeping_buffers
-from flipgrad.network import LossRule, Sequential
+from flipgrad.network import LossRule, Sequential, check_sequential
 from flipgrad.objectives import Objective, evaluate
 
 
@@ -29,6 +29,7 @@ def sampled_losses(
 ) -> Tensor:
     """Losses of ``samples`` independent draws, [samples, B], without a gradient; running statistics are kept."""
     _check_samples(samples)
+    check_sequential(net, "bounds", wrapped=True)
     with keeping_buffers(net):
         return torch.stack([evaluate(objective, net(x, generator=generator)) for _ in range(samples)])
 
@@ -177,6 +178,7 @@ class _Copies:
         index: Tensor | None,
         antithetic: bool = False,
     ) -> None:
+        check_sequential(net, "bounds", wrapped=True)
         self.shape = (samples, len(x))
         self.net, self.estimator, self.generator, self.noise = net, estimator, generator, noise
         self.antithetic = antithetic

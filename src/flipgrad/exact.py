@@ -23,7 +23,7 @@ from flipgrad.affine import called
 from flipgrad.errors import InputError
 from flipgrad.guards import keeping_buffers
 from flipgrad.layers import LayerCall
-from flipgrad.network import Sequential, probabilities
+from flipgrad.network import Sequential, check_sequential, probabilities
 from flipgrad.noise import Noise, sign
 from flipgrad.objectives import Objective, evaluate
 from flipgrad.plan import Apply, Sample, Step
@@ -103,6 +103,7 @@ class _Chain:
 
     @staticmethod
     def of(net: Sequential, x: Tensor) -> _Chain:
+        check_sequential(net, "exact")
         if not len(x):
             raise InputError("exact: the batch is empty; give at least one example")
         net.check_examples_alone("exact")

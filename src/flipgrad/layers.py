@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from flipgrad.affine import Affine, ConvMap, LinearMap
+from flipgrad.capture import capturing, check_exportable, check_record, refuse_scripting, uncompiled
 from flipgrad.errors import InputError
 from flipgrad.guards import check_unchanged, estimate, has_hooks
 from flipgrad.noise import Logistic, Noise
@@ -140,6 +141,10 @@ class BinaryLayer(nn.Module, ABC):
         """Whether the norm takes its statistics from the batch, so that pre-activations depend on the other examples."""
         return uses_batch(self.norm)
 
+    def __prepare_scriptable__(self) -> None:
+        """What ``torch.jit.script`` asks first."""
+        refuse_scripting(f"the sampled states of {type(self).__name__}")
+
     @abstractmethod
     def check_takes_states(self) -> None:
         """Refuse a configuration that is sound only for real-valued inputs."""
@@ -172,6 +177,13 @@ class BinaryLayer(nn.Module, ABC):
             within.call = LayerCall(self, x, within.binary, self.affine(within.connectors), within.draw, within.prior)
             within.states = within.visit(within.call)
             return within.states
+        check_exportable()
+        check_record()
+        return uncompiled(self._alone, x, estimator, generator, noise, binary)
+
+    def _alone(
+        self, x: Tensor, estimator: StateRule | None, generator: Generator | None, noise: Tensor | None, binary: bool | None
+    ) -> Tensor:
         check_instance(estimator)
         rule = estimator or self.estimator or UNDEFINED
         relaxed = getattr(rule, "relaxed_objective", False)
@@ -346,10 +358,20 @@ class _UndefinedGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError(
-            "backward() through sampled binary states without an estimator: call net(x, objective, estimator=fg.PSA()), or "
-            "fg.use(model, fg.PSA()) before model(x); or evaluate under torch.no_grad()"
-        )
+        # An operator: torch.compile looks at the way back, too, before anyone has asked to go it.
+        return torch.ops.flipgrad.refuse_backward(grads[0]), None
+
+
+def _refuse_backward(grad: Tensor) -> Tensor:
+    raise RuntimeError(
+        "backward() through sampled binary states without an estimator: call net(x, objective, estimator=fg.PSA()), or "
+        "fg.use(model, fg.PSA()) before model(x); or evaluate under torch.no_grad()"
+    )
+
+
+torch.library.define("flipgrad::refuse_backward", "(Tensor grad) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+torch.library.impl("flipgrad::refuse_backward", "default", _refuse_backward)
+torch.library.register_fake("flipgrad::refuse_backward", torch.empty_like)
 
 
 @final
@@ -413,7 +435,7 @@ def check_instance(estimator: object) -> None:
 
 def check_states(x: Tensor, module: nn.Module, *, relaxed: bool = False) -> None:
     """Refuse what is not ±1, or, of relaxed states, what is not between -1 and 1."""
-    if torch.compiler.is_compiling():
+    if capturing():
         return
     right = x.abs() <= 1 if relaxed else x.abs() == 1
     if bool(right.all()):

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.utils import parametrize
 
 from flipgrad.affine import called
+from flipgrad.capture import capturing, check_exportable, refuse_scripting
 from flipgrad.errors import InputError
 from flipgrad.guards import estimate, keeping_buffers
 from flipgrad.layers import UNDEFINED, BinaryConv2d, BinaryLayer, LayerCall, Visit, check_instance
@@ -128,6 +129,10 @@ class Sequential(nn.Module):
         rule = estimator or self._default_estimator()
         losses = rule.losses(self, Batch(x, objective, draw, index))
         return estimate(losses, twice=getattr(rule, "second_derivatives", False))
+
+    def __prepare_scriptable__(self) -> None:
+        """What ``torch.jit.script`` asks first."""
+        refuse_scripting("a sampled network")
 
     def front(self, x: Tensor) -> Tensor:
         """What the first binary layer sees of ``x``: the output of the real-valued modules before it."""
@@ -273,6 +278,16 @@ class Sequential(nn.Module):
         return PSA()
 
 
+def check_sequential(net: object, who: str, *, wrapped: bool = False) -> None:
+    """Refuse, on behalf of ``who``, what is no :class:`Sequential` (or no module that holds one, where ``wrapped`` will do)."""
+    modules = net.modules() if wrapped and isinstance(net, nn.Module) else [net]
+    if not any(isinstance(module, Sequential) for module in modules):
+        raise InputError(
+            f"{who} takes a flipgrad.Sequential, whose layers and head it knows one by one, got {type(net).__name__}: build "
+            "the network as fg.Sequential(*layers, head=...); of one that is compiled or distributed, give what was wrapped"
+        )
+
+
 @final
 @dataclass(frozen=True)
 class Readout:
@@ -406,7 +421,8 @@ def _assign(layer: BinaryLayer, name: str, value: Tensor) -> None:
 
 
 def _check_input(x: Tensor) -> None:
-    if torch.compiler.is_compiling():
+    check_exportable()
+    if capturing():
         return
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise InputError("the network's input holds NaN or inf; clean or normalise the data first")

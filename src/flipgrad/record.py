@@ -98,6 +98,12 @@ class Record:
                 )
             return
         for node in self.between:
+            if _operation(node) == "CompiledFunction" and node not in self.states:
+                raise InputError(
+                    f"{layer} was handed states that went through compiled code, which hides what it did with them: keep what "
+                    "stands between binary layers out of it, with model.forward = torch.compiler.disable(model.forward), or "
+                    "build fg.Sequential, which compiles whole"
+                )
             if node not in self.states and not _is_linear(node, self.between):
                 raise InputError(
                     f"{layer} was handed states that went through {_name(node)}, which is not known to keep gradients right: "

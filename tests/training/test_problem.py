@@ -17,6 +17,14 @@ def make(data):
     return fg.Sequential(nn.Flatten(), fg.BinaryLinear(data.train.x[0].numel(), 6), head=nn.Linear(6, data.classes))
 def wrong(data):
     return 3
+def broken(data):
+    raise KeyError("no such\\nthing")
+def leaving(data):
+    raise SystemExit(3)
+def other_inputs(data):
+    return fg.Sequential(nn.Flatten(), fg.BinaryLinear(7, 6), head=nn.Linear(6, data.classes))
+def other_classes(data):
+    return fg.Sequential(nn.Flatten(), fg.BinaryLinear(64, 6), head=nn.Linear(6, 3))
 number = 3
 """
 
@@ -24,6 +32,7 @@ number = 3
 @pytest.fixture
 def _own(tmp_path, monkeypatch):
     (tmp_path / "mine_for_training.py").write_text(OWN)
+    (tmp_path / "fails_for_training.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", sys.path.copy())
 
@@ -74,6 +83,12 @@ def test_a_persons_own_network():
         "mine_for_training:number": "is a int, expected a function",
         "not_there_at_all:make": "No module named 'not_there_at_all'",
         "mine_for_training:": "give package.module:function",
+        ".x:y": "--model '.x:y': give package.module:function",
+        "mine_for_training:broken": r"--model 'mine.*': KeyError: 'no such.*thing' \(line 9 of .*mine_for_training.py\)$",
+        "mine_for_training:leaving": r"SystemExit: 3 \(line 11 of",
+        "mine_for_training:other_inputs": r"returned a network that fails on inputs \[2, 1, 8, 8\]: a fully connected layer",
+        "mine_for_training:other_classes": "returned a network of 3 outputs for 10 classes",
+        "fails_for_training:make": "ZeroDivisionError: division by zero",
     }.items():
         with pytest.raises(fg.InputError, match=message):
             make_net(TrainConfig(model=model), data)
@@ -88,6 +103,12 @@ def test_a_persons_own_network():
         ({"data_folder": "here"}, "the data set 'digits' has no files; leave --data-folder out"),
         ({"image_size": 8}, "image_size is for a folder of images; the data set 'digits' has its own size"),
         ({"data": "mnist", "data_folder": "nowhere"}, "is missing"),
+        (
+            {"data": "toy", "augment": "shift"},
+            "augment 'shift' is for images; the data set 'toy' has none: leave --augment out",
+        ),
+        ({"data": "toy", "augment": "affine"}, "augment 'affine' is for images"),
+        ({"data": "toy", "augment": "flip-crop"}, "augment 'flip-crop' is for images"),
     ],
 )
 def test_bad_data_is_refused(options, message):

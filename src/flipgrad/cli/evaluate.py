@@ -12,9 +12,9 @@ from rich.console import Console
 
 from flipgrad import files, plots
 from flipgrad.cli._shared import evaluation_table
+from flipgrad.sampling import check_seed
 from flipgrad.training import RunFolder, load_run
 from flipgrad.training import evaluate as measure
-from flipgrad.training.config import check_seed
 from flipgrad.training.predictions import describe
 
 

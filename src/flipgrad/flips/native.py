@@ -29,6 +29,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from flipgrad.capture import capturing
 from flipgrad.errors import InputError
 from flipgrad.flips import vectorized
 from flipgrad.flips._arguments import check_dtypes, fake_per_unit, flat, kernel_operator, memory_format
@@ -173,7 +174,7 @@ def available() -> bool:
 
 def usable(t: Tensor) -> bool:
     """Whether the library is there and takes tensors like ``t`` now: on the processor, and not while a graph is captured."""
-    return available() and t.device.type == "cpu" and not torch.compiler.is_compiling()
+    return available() and t.device.type == "cpu" and not capturing()
 
 
 def reason() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -113,7 +114,7 @@ class Workshop:
         self.runner, self.images, self.augmentations = runner or LocalRunner(1), images, augmentations
         settings = {"scale": scale, "seed": seed}
         mark = folder / self.MARK
-        found = _read(mark) if mark.exists() else None
+        found = _read(mark) if os.path.exists(mark) else None
         if found is not None and found != settings and not overwrite:
             raise InputError(
                 f"'{folder}' holds results of scale {found.get('scale')!r} and seed {found.get('seed')}; give another "

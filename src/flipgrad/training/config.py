@@ -210,16 +210,11 @@ LEAST = {
 MOST = {"threads": 1024}
 
 
-def check_seed(seed: int) -> None:
-    """Refuse a seed that torch does not take."""
-    if not 0 <= seed <= LARGEST_INT:
-        raise InputError(f"seed is {brief(seed)}; it must be from 0 to {LARGEST_INT}")
-
-
 def check_device(device: str) -> None:
-    """Refuse a device that is not there."""
+    """Refuse a device that is not there, or that cannot draw random numbers and give them back."""
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device '{device}' is not available ({reason}); use cpu") from None
+        float(torch.rand(1, device=device, generator=torch.Generator(device)))
+    # Each backend fails in its own way, also by not finding its own modules.
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"device {brief(device)} is not available ({reason:.200}); use cpu") from None
