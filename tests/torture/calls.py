@@ -55,7 +55,7 @@ class Answer:
             raise FaultError("message", f"{what}: exit code {self.code}: {self.error:.200}")
         lines = self.error.splitlines()
         if self.refused and not ignored and not (len(lines) == 1 and lines[0].startswith("flipgrad: ") and len(lines[0]) > 15):
-            raise FaultError("message", f"{what}: not one line: {self.error:.400!r}")
+            raise FaultError("message", f"{what}: not one line: {self.error!r:.400}")
 
 
 def call(arguments: list[str], *, limit: float = 5.0, draw: bool = False) -> Answer:
@@ -89,5 +89,7 @@ def call(arguments: list[str], *, limit: float = 5.0, draw: bool = False) -> Ans
 @contextlib.contextmanager
 def undrawn() -> Iterator[None]:
     """Draw no pictures."""
-    with mock.patch.object(plots, "training_curve"), mock.patch.object(plots, "report"):
+    with contextlib.ExitStack() as stack:
+        for name in ("training_curve", "report", "rmse", "cosine"):
+            stack.enter_context(mock.patch.object(plots, name))
         yield

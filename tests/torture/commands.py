@@ -123,7 +123,7 @@ class CommandAttack(Attack):
         (place / "file").write_bytes(b"a file")
         os.chdir(place)
         try:
-            answer = call(arguments, limit=2.0)
+            answer = call(arguments, limit=1.0)
         finally:
             os.chdir(self.scratch)
             torch.set_num_threads(1)

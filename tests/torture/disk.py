@@ -95,7 +95,7 @@ def follow(answer: Answer, begin: list[str], run: Path, where: str) -> Path:
     again = Forked(command, run).end().answer
     again.check(f"{where}, as advised")
     if again.refused:
-        raise FaultError("message", f"{where}: advised {advice:.200!r}, which answers {again.error:.200!r}")
+        raise FaultError("message", f"{where}: advised {advice!r:.200}, which answers {again.error!r:.200}")
     return run
 
 

@@ -82,7 +82,7 @@ class KillAttack(Attack):
 
     def __init__(self, kills: int, each: int, seconds: float) -> None:
         """Args: how many kills; of how many in one configuration, whose undisturbed run is made once; seconds for these."""
-        self.full, self._each, self.seconds = kills // each, each, seconds
+        self.full, self.each, self.seconds = kills // each, each, seconds
 
     @abstractmethod
     def undisturbed(self, arguments: list[str], run: Path) -> Answer:
@@ -103,7 +103,7 @@ class KillAttack(Attack):
                 break
         outcome = Outcome(tried=0)
         for story in itertools.count():
-            if outcome.tried >= self._each or story >= 4 * self._each:
+            if outcome.tried >= self.each or story >= 4 * self.each:
                 break
             run = self.scratch / f"run-{number}-{story}"
             self._story(options, run, whole, random, outcome)

@@ -47,8 +47,13 @@ class FolderLock:
                 self._descriptor = descriptor
             else:
                 os.close(descriptor)
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"{os.getpid()}\n".encode())
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, f"{os.getpid()}\n".encode())
+        except OSError:
+            # A full disk: the folder is left as it was.
+            self.release()
+            raise
 
     def release(self) -> None:
         """Let others have the folder. A second call does nothing."""
