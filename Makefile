@@ -1,6 +1,7 @@
 # make demo    train a stochastic binary network on handwritten digits
 # make test    lint, type-check and test
 # make fuzz MINUTES=10    run the property tests with new random examples for ten minutes
+# make torture     attack the library for an hour; MINUTES=5, SEED=1, PARTS=kills,disk, and WRITE=1 for docs/torture.md
 # make sanitize    run the compiled kernels under the address and undefined-behaviour sanitizers
 # All but sanitize set up everything they need in .venv first.
 
@@ -11,7 +12,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 PYTEST := $(BIN)/python -m pytest -n 2 -q
 MINUTES ?= 10
 
-.PHONY: help demo test test-all fuzz sanitize lint format clean
+.PHONY: help demo test test-all fuzz torture sanitize lint format clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -27,6 +28,11 @@ test-all: lint
 
 fuzz: $(VENV)/ready-to-test
 	$(BIN)/python tests/fuzz.py --minutes $(MINUTES)
+
+torture: MINUTES = 60
+torture: SEED = 0
+torture: $(VENV)/ready-to-test
+	cd tests && ../$(BIN)/python -m torture --minutes $(MINUTES) --seed $(SEED) --parts "$(PARTS)" $(if $(WRITE),--write)
 
 sanitize:
 	mkdir -p build

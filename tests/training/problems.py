@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import torch
 from torch import nn
 
 import flipgrad as fg
 from flipgrad.data import DataSet, Split
 from flipgrad.training import RunFolder, TrainConfig, read_checkpoint, train
-
-# What differs between two runs that are otherwise the same.
-TIMES = ("seconds", "images_per_second", "checksum")
 
 
 def blobs(n=60):
@@ -44,15 +39,6 @@ def resume(path, net=None, data=None, arguments=None, **options):
     with RunFolder.reopen(path) as folder:
         checkpoint = read_checkpoint(path)
         return train(config(**options), net, data or blobs(), folder, checkpoint=checkpoint, **(arguments or {})), net
-
-
-def records(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
-def timeless(path):
-    """The metrics of a run without what the clock says."""
-    return [{key: value for key, value in record.items() if key not in TIMES} for record in records(path)]
 
 
 class StopAfter:

@@ -252,6 +252,9 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
         if done == config.epochs and is_whole(path):
             message = f"The run in {path} is finished: {_epochs(config)}. More: --epochs N"
             console.print(message, soft_wrap=True)
+            # A full disk or a kill may have come between the last numbers and the pictures.
+            if folder is not None and not all((path / name).is_file() for name in (folder.CURVE, folder.REPORT)):
+                _draw(folder)
             return
         board = stack.enter_context(closing(Board(path / "tensorboard", done))) if tensorboard and first else None
         command = _Command(path, folder, console, stack.enter_context(closing(connect(config.device))))
@@ -260,8 +263,8 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
                 config = _search(config, data, command, read_trials(path, data) if resume else [])
             epoch_done = board.write if board else lambda record: None
             evaluation = _train(config, net, data, command, checkpoint, epoch_done, minutes)
-        if folder is not None:
             _draw(folder)
+        if folder is not None:
             console.print(evaluation_table({"Test images": evaluation}))
             files = f"Weights, metrics, {folder.CURVE} and {folder.REPORT} are in {path}"
             console.print(files, soft_wrap=True)

@@ -109,9 +109,10 @@ def _read(file: Path, size: int | None) -> Pixels:
             mode = stored.mode
             transparent = "transparency" in stored.info
             image = ImageOps.exif_transpose(stored).convert("L" if mode in GREY else "RGB")
-    # Pillow reports a broken PNG as a syntax error, and one that would fill the memory with an error of its own.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"'{file}' cannot be read as PNG or JPEG: {error}; replace or remove it") from None
+    # A damaged image fails in as many ways as there are steps in Pillow's decoders: a PNG file without pixels is an IndexError.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"'{file}' cannot be read as PNG or JPEG: {reason}; replace or remove it") from None
     if mode not in GREY | COLOUR or transparent:
         kind = f"{mode} with transparency" if transparent else mode
         raise InputError(f"'{file}' has pixels of the kind {kind}, expected 8-bit grey or RGB without transparency; convert it")

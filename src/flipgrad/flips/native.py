@@ -516,11 +516,11 @@ def _sum(function: str, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scal
 
 
 def _largest(t: Tensor) -> float:
-    """The largest absolute value."""
+    """The largest absolute value; infinite where one is NaN, which says nothing about the others."""
     if t.numel() == 0:
         return 0.0
     low, high = torch.aminmax(t)
-    return max(-low.item(), high.item())
+    return math.inf if low.isnan() else max(-low.item(), high.item())
 
 
 def _sample(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from flipgrad import files
@@ -46,13 +47,20 @@ class FolderLock:
                 self._descriptor = descriptor
             else:
                 os.close(descriptor)
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"{os.getpid()}\n".encode())
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, f"{os.getpid()}\n".encode())
+        except OSError:
+            # A full disk: the folder is left as it was.
+            self.release()
+            raise
 
     def release(self) -> None:
         """Let others have the folder. A second call does nothing."""
         if self._descriptor is not None:
-            self._file.unlink(missing_ok=True)
+            # What is left behind, where nothing may be removed, locks nothing.
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = None
 

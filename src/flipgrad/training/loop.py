@@ -16,7 +16,7 @@ from flipgrad.errors import InputError, StorageError
 from flipgrad.network import Sequential
 from flipgrad.training.checkpoint import Checkpoint
 from flipgrad.training.config import TrainConfig
-from flipgrad.training.metrics import Evaluation
+from flipgrad.training.metrics import Evaluation, is_record
 from flipgrad.training.processes import Processes
 from flipgrad.training.run import RunFolder
 from flipgrad.training.trainer import Trainer
@@ -116,6 +116,10 @@ class _Keeper:
 
         def tidy(folder: RunFolder) -> None:
             records.extend(folder.keep_metrics(self._trainer.epoch))
+            if records and not is_record(records[-1]):
+                raise InputError(
+                    f"'{folder.path / folder.METRICS}' does not hold the metrics of epochs; put it back, or elsewhere"
+                )
             files.remove(folder.path / folder.SUMMARY)
             folder.write_config(config, processes=count)
             if self._trainer.epoch and not self._trainer.updates_done:

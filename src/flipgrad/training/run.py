@@ -56,9 +56,12 @@ class RunFolder:
             for name in (*earlier, self.EVALUATION, self.SEARCH, self.CURVE, self.REPORT):
                 files.remove(path / name)
             files.write(path / self.METRICS, b"")
-        except (InputError, StorageError):
+        except InputError:
             self.close()
             raise
+        except StorageError as error:
+            self.close()
+            raise StorageError(f"{error}; make room, and give the same command again") from None
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
@@ -205,26 +208,36 @@ def read_weights(path: Path, config: TrainConfig | None = None) -> tuple[dict[st
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """What was saved last in the folder ``path``; None if nothing was done before the run was stopped."""
+    """What was saved last in the folder ``path``; None if nothing was done before the run was stopped.
+
+    Raises:
+        InputError: if it is damaged, or does not tell how far the run was.
+    """
     metrics = path / RunFolder.METRICS
     done = (path / RunFolder.WEIGHTS).exists() or (metrics.is_file() and metrics.stat().st_size > 0)
     file = path / RunFolder.CHECKPOINT
-    return Checkpoint.read(file) if done or file.exists() else None
+    checkpoint = Checkpoint.read(file) if done or file.exists() else None
+    if checkpoint is not None and not isinstance(checkpoint.facts.get("epoch"), int):
+        raise InputError(f"'{file}' does not tell its epoch; put the run's own file back, or train anew with --overwrite")
+    return checkpoint
 
 
 def is_whole(path: Path) -> bool:
     """Whether all that a finished run leaves is there and undamaged; what is not, is written again by going on."""
     try:
-        for name in (RunFolder.CONFIG, RunFolder.SUMMARY):
-            files.read_json(path / name, missing="", broken="")
+        files.read_json(path / RunFolder.CONFIG, missing="", broken="")
+        summary = files.read_json(path / RunFolder.SUMMARY, missing="", broken="")
         read_weights(path)
+        records = files.read_json_lines(path / RunFolder.METRICS, missing="", broken="")
     except InputError:
         return False
-    return (path / RunFolder.METRICS).is_file()
+    # Of epochs before the file was taken away there are none.
+    return not records or records[-1].get("epoch") == summary.get("epoch")
 
 
 def _locked(path: Path) -> FolderLock:
     try:
         return FolderLock(path)
     except OSError as error:
-        raise InputError(f"cannot write to '{path}': {error.strerror}; allow it, or copy the run") from None
+        fix = "make room or allow it, and give the same command again"
+        raise InputError(f"cannot write to '{path}': {error.strerror}; {fix}") from None

@@ -255,7 +255,8 @@ class Trainer:
             )
         # A run may be made longer, and files may be moved.
         free: dict[str, object] = {"epochs": 0, "data_folder": None}
-        if {**facts.get("config", {}), **free} != {**self.config.to_json(), **free}:
+        stored = facts.get("config")
+        if not isinstance(stored, dict) or {**stored, **free} != {**self.config.to_json(), **free}:
             raise InputError(f"{where} is of a run with another configuration; put the run's own files back together")
         if facts.get("data") != self.data.fingerprint:
             raise InputError(
@@ -271,6 +272,8 @@ class Trainer:
             self._sums.copy_(mine["sums"])
             self._restore_random(mine)
             self.epoch, self.updates_done = int(facts["epoch"]), int(facts["update"])
+            if not (0 <= self.epoch <= self.config.epochs and 0 <= self.updates_done <= self.updates):
+                raise ValueError(f"it is at update {self.updates_done} of epoch {self.epoch}")
             self._seconds = float(facts["seconds"])
         except (RuntimeError, KeyError, ValueError, TypeError, IndexError) as error:
             reason = str(error).replace("\n", " ")
