@@ -2,6 +2,7 @@
 # make test    lint, type-check and test
 # make fuzz MINUTES=10    run the property tests with new random examples for ten minutes
 # make mutate MUTANTS=60    the share of small defects that the tests notice
+# make torture     attack the library for an hour; MINUTES=5, SEED=1, PARTS=kills,disk, and WRITE=1 for docs/torture.md
 # make sanitize    run the compiled kernels under the address and undefined-behaviour sanitizers
 # All but sanitize set up everything they need in .venv first.
 
@@ -13,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup -q
 MINUTES ?= 10
 MUTANTS ?= 60
 
-.PHONY: help demo test test-all fuzz mutate sanitize lint format clean
+.PHONY: help demo test test-all fuzz mutate torture sanitize lint format clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -32,6 +33,11 @@ fuzz: $(VENV)/ready-to-test
 
 mutate: $(VENV)/ready-to-test
 	$(BIN)/python tests/mutate.py --mutants $(MUTANTS)
+
+torture: MINUTES = 60
+torture: SEED = 0
+torture: $(VENV)/ready-to-test
+	cd tests && ../$(BIN)/python -m torture --minutes $(MINUTES) --seed $(SEED) --parts "$(PARTS)" $(if $(WRITE),--write)
 
 sanitize:
 	mkdir -p build

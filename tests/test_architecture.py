@@ -13,10 +13,11 @@ ROOT = Path(flipgrad.__file__).parent
 
 # From the bottom up: a part imports only from its own row and those before it, and there are no cycles.
 LAYERS = [
-    ["errors", "files"],
-    ["noise"],
+    ["errors", "files", "memory", "capture"],
+    ["noise", "guards"],
     ["flips"],
     ["pooling", "sampling", "priors"],
+    ["record"],
     ["affine"],
     ["norms"],
     ["layers"],

@@ -391,3 +391,10 @@ def test_training_by_the_bound_fits_uncertainty():
     assert losses["marginal"][1] < losses["marginal"][0] - 0.03
     # It pays with the loss of one draw, which it does not minimise.
     assert losses["expected"][1] > losses["expected"][0] + 0.1
+
+
+@pytest.mark.parametrize("function", [bounds.expected_loss, bounds.marginal_loss, bounds.mean_losses, bounds.bound_losses])
+def test_refuses_what_is_no_sequential_and_wraps_none(function):
+    model = fg.use(torch.nn.Sequential(fg.BinaryLinear(2, 3), torch.nn.Linear(3, 2)), fg.PSA())
+    with pytest.raises(fg.InputError, match=r"bounds takes a flipgrad.Sequential"):
+        function(model, torch.zeros(1, 2), fg.CrossEntropy(torch.tensor([0])), 3)

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ import time
 import pytest
 import torch
 
-from flipgrad import cli
+from flipgrad import cli, files
 from flipgrad.estimators import ESTIMATORS, facts
 from flipgrad.training import RunFolder
 
@@ -68,10 +69,28 @@ def test_estimators_can_be_printed_as_markdown(capsys):
         (["train", "--data", "mnist"], "is read from files: give their folder with --data-folder"),
         (["train", "--model", "not_there:net"], "No module named 'not_there'"),
         (["train", "--checkpoint-minutes", "0"], "checkpoint_minutes is 0.0; it must be positive"),
-        (["train", "--resume", "nowhere"], "'nowhere' is no folder of a run: config.json: No such file"),
+        (
+            ["train", "--resume", "nowhere"],
+            "'nowhere/config.json' cannot be read (No such file or directory)",
+        ),
         (["train", "--resume", "nowhere", "--lr", "0.1"], "--lr cannot go with --resume: a run goes on as it was"),
-        (["evaluate", "nowhere"], "'nowhere' is no folder of a run"),
+        (["evaluate", "nowhere"], "'nowhere/config.json' cannot be read"),
+        (["evaluate", "nowhere", "--seed", str(2**70)], "seed is 1180591620717411303424; it must be from 0 to"),
+        (["train", "--seed", str(2**70)], "seed is 1180591620717411303424; it must be at most"),
+        (["train", "--threads", "1000000"], "threads is 1000000; it must be at most 1024"),
         (["train", "--device", "tpu9"], "device 'tpu9' is not available"),
+        (["train", "--device", "meta"], "device 'meta' is not available"),
+        (["train", "--device", "hpu"], "device 'hpu' is not available"),
+        (["train", "--device", "privateuseone"], "device 'privateuseone' is not available"),
+        (["train", "--data", "toy", "--augment", "shift"], "augment 'shift' is for images; the data set 'toy' has none"),
+        (["train", "--model", ".x:y"], "--model '.x:y': give package.module:function"),
+        (["train", "--model", "os:getcwd"], "--model 'os:getcwd': TypeError: posix.getcwd() takes no arguments (1 given)"),
+        (["train", "--model", "1000000-1000000"], "the network's weights need 3,725."),
+        (["train", "--model", "1000000000"], "a layer has at most 16,777,216 units; give fewer"),
+        (["train", "--model", "9" * 3000], "unknown model '999999999999...9999999999999'; choose from digits"),
+        (["train", "--width", "1e9"], "(width=1000000000.0): a layer has at most 16,777,216 units; give a smaller factor"),
+        (["train", "--width", "1e300"], "(width=1e+300): a layer has at most 16,777,216 units; give a smaller factor"),
+        (["evaluate", "nowhere", "--seed", "-1"], "seed is -1; it must be from 0 to 9223372036854775807"),
         (["dance"], "No such command 'dance'"),
     ],
 )
@@ -161,19 +180,20 @@ def test_the_rate_is_searched_for_and_the_search_goes_on(tmp_path, capsys, monke
     assert (code, err) == (0, "")
     assert "Searching for the learning rate, 3 trials:\nThe best of 3 rates is" in out
     stored = json.loads((run / "config.json").read_text())
-    trials = json.loads((run / "search.json").read_text())
+    trials = json.loads((run / "search.json").read_text())["trials"]
     assert stored["config"]["lr"] == min(trials, key=lambda trial: trial["objective"])["rate"]
     weights = (run / "weights.safetensors").read_bytes()
     # As if it had been killed after the first trial.
     stored["config"]["lr"] = "auto"
-    (run / "config.json").write_text(json.dumps(stored))
-    (run / "search.json").write_text(json.dumps(trials[:1]))
+    files.write_json(run / "config.json", stored)
+    searched = files.read_json(run / "search.json", missing="", broken="")
+    files.write_json(run / "search.json", {**searched, "trials": trials[:1]})
     for name in ("checkpoint.safetensors", "weights.safetensors", "summary.json"):
         (run / name).unlink()
     (run / "metrics.jsonl").write_text("")
     code, out, err = flipgrad(capsys, "train", "--resume", str(run))
     assert (code, err) == (0, "")
-    assert json.loads((run / "search.json").read_text()) == trials
+    assert json.loads((run / "search.json").read_text())["trials"] == trials
     assert (run / "weights.safetensors").read_bytes() == weights
 
 
@@ -301,6 +321,12 @@ def make():
     return net, torch.randn(5, 3), fg.CrossEntropy(torch.arange(5) % 2)
 def wrong():
     return 3
+def broken():
+    x = 1
+    return x / 0
+def misfit():
+    net, _, objective = make()
+    return net, torch.randn(5, 4), objective
 """
 
 
@@ -318,6 +344,8 @@ def test_gradeval_measures_a_persons_own_model(tmp_path, capsys, monkeypatch):
         "mine_for_gradeval:other": "has no attribute 'other'",
         "not_there_at_all:make": "No module named 'not_there_at_all'",
         "mine_for_gradeval": "give package.module:function",
+        "mine_for_gradeval:broken": f"ZeroDivisionError: division by zero (line 11 of {tmp_path}/mine_for_gradeval.py)",
+        "mine_for_gradeval:misfit": "returned a network that fails on inputs [5, 4]: a fully connected layer with weight",
     }.items():
         code, _, err = flipgrad(capsys, *own, model, "--output", str(tmp_path / "bad"))
         assert code == 2
@@ -364,6 +392,21 @@ def test_bench_prints_json(tmp_path, capsys, monkeypatch):
         (["gradeval", "--reference", "st", "--epochs", "0"], "reference=ST: averaging draws finds the true gradient only"),
         (["gradeval", "--reference", "truth"], "--reference 'truth': give auto, exact"),
         (["gradeval", "--device", "toaster"], "device 'toaster'"),
+        (["gradeval", "--device", "meta"], "device 'meta' is not available"),
+        (["gradeval", "--seed", "-1"], "seed is -1; it must be from 0 to 9223372036854775807"),
+        (["gradeval", "--seed", str(2**64)], "seed is 18446744073709551616; it must be from 0 to"),
+        (["gradeval", "--workers", "0"], "workers=0: give from 1 to 1024"),
+        (["gradeval", "--workers", "1000000000"], "workers=1000000000: give from 1 to 1024"),
+        (["gradeval", "--samples", str(2**63)], "samples=9223372036854775808: give at least 10"),
+        (["gradeval", "--reference-samples", "0"], "reference_samples=0: give at least 10"),
+        (["gradeval", "--widths", "1000000-1000000"], "the network's weights need 3,725."),
+        (
+            ["gradeval", "--model", "math:sqrt"],
+            "--model 'math:sqrt': TypeError: math.sqrt() takes exactly one argument (0 given)",
+        ),
+        (["reproduce", "rmse", "--seed", "-1"], "seed is -1; it must be from 0 to"),
+        (["reproduce", "rmse", "--seed", str(2**63)], "seed is 9223372036854775808; it must be from 0 to"),
+        (["reproduce", "rmse", "--output", "x" * 300], "File name too long; give another --output"),
         (["reproduce", "figure-9"], "no figure 'figure-9'; choose rmse"),
         (["reproduce", "report"], "'results/small' holds no results; make some first"),
         (["reproduce", "rmse", "--workers", "0"], "workers=0: give at least 1"),
@@ -378,6 +421,64 @@ def test_bad_input_of_the_study_is_one_line(arguments, message, tmp_path, capsys
     assert code == 2
     assert message in err
     assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes_are_told_before_the_reference_training(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(cli.gradeval.__globals__, "reference_training", lambda *_, **__: pytest.fail("trained first"))
+    for option, value in {"--seed": "-1", "--workers": "0", "--reference": "st", "--reference-samples": "3"}.items():
+        code, _, err = flipgrad(capsys, "gradeval", option, value)
+        assert code == 2
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes."),
+    ],
+)
+def test_a_lack_of_memory_is_one_line(capsys, monkeypatch, error):
+    def fail():
+        raise error
+
+    monkeypatch.setitem(cli.bench.__globals__["BENCHMARKS"], "exact", fail)
+    code, _, err = flipgrad(capsys, "bench", "exact")
+    assert code == 1
+    assert err.startswith("flipgrad: there is not enough memory for this: make the network, the batch")
+    assert err.count("\n") == 1
+
+
+def test_a_log_on_a_full_disk_is_one_line(capsys, monkeypatch):
+    def full(text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout.write", full)
+    code, _, err = flipgrad(capsys, "estimators")
+    assert code == 1
+    assert err == "flipgrad: cannot read or write: [Errno 28] No space left on device\n"
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
+    monkeypatch.setitem(cli.bench.__globals__["BENCHMARKS"], "exact", lambda: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        cli.main(["bench", "exact"])
+
+
+def test_letters_that_the_terminal_lacks_do_not_end_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    terminal = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(terminal, encoding="ascii"))
+    arguments = ["train", "--data", "toy", "--model", "2", "--estimator", "st", "--epochs", "1", "--eval-samples", "1"]
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*arguments, "--output", "l\u00e4ufe"])
+    assert not stop.value.code
+    sys.stdout.flush()
+    assert b"are in l?ufe" in terminal.getvalue()
+    assert (tmp_path / "l\u00e4ufe/summary.json").exists()
 
 
 def test_reproduce_tells_costs_and_writes_the_page(tmp_path, capsys, monkeypatch):

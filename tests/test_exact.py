@@ -217,3 +217,12 @@ def test_some_deterministic_net_is_no_worse_than_a_trained_stochastic_one():
         deterministic = exact.expected_loss(fixed, x, objective).mean().item()
     assert deterministic == pytest.approx(losses[best], abs=1e-3)
     assert deterministic < stochastic
+
+
+@pytest.mark.parametrize("function", [exact.expected_loss, exact.marginal_loss])
+def test_refuses_what_is_no_sequential(function):
+    model = fg.use(nn.Sequential(fg.BinaryLinear(2, 3), nn.Linear(3, 2)), fg.PSA())
+    with pytest.raises(
+        fg.InputError, match=r"exact takes a flipgrad.Sequential, .* build the network as fg.Sequential\(\*layers"
+    ):
+        function(model, torch.zeros(1, 2), fg.CrossEntropy(torch.tensor([0])))

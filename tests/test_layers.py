@@ -138,15 +138,23 @@ def test_states_of_other_noise_are_other_states():
     assert abs(wide(x).mean().item()) < 0.2
 
 
+def _written(x):
+    result = torch.ones(4, 6)
+    result[:, 2:] = x[:, :4]
+    return result
+
+
 STATES_KEPT = {
     "as they are": lambda x: x,
     "reshaped": lambda x: x.reshape(4, -1).reshape(-1, 6),
     "sliced": lambda x: x[1:],
-    "selected": lambda x: x[:, torch.tensor([5, 0, 3, 3, 1, 2])],
-    "concatenated": lambda x: torch.cat([x[:, :2], x[:, 4:], x[:, :2]], 1),
+    "selected": lambda x: x[:, torch.tensor([5, 0, 3, 4, 1, 2])],
+    "concatenated": lambda x: torch.cat([x[:, :2], x[:, 4:], x[:, 2:4]], 1),
     "stacked": lambda x: torch.stack([x, x]),
+    "repeated for more draws": lambda x: x.expand(3, 4, 6).flatten(0, 1),
     "negated": lambda x: -x,
-    "multiplied": lambda x: x * x.flip(1),
+    "multiplied by signs": lambda x: x * torch.tensor([1.0, -1, 1, -1, -1, 1]),
+    "written into": _written,
     "cloned": lambda x: x.clone(),
 }
 

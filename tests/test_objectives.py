@@ -170,3 +170,34 @@ def test_evaluate_refuses_another_shape(objective, came):
     message = rf"must map outputs \[2, 3, 4\] to one loss per example, \[2, 3\], got {came}: reduce over the last"
     with pytest.raises(fg.InputError, match=message):
         evaluate(objective, torch.randn(2, 3, 4))
+
+
+def _linear_loss(outputs: Tensor) -> Tensor:
+    return outputs @ torch.ones(7)
+
+
+@pytest.mark.parametrize(
+    ("objective", "told"),
+    [
+        (torch.nn.CrossEntropyLoss(), r"CrossEntropyLoss failed on outputs \[4, 2, 3\] .*missing 1 required positional"),
+        (lambda out: functional.cross_entropy(out, torch.tensor([0, 1]), reduction="none"), r"<lambda> failed .*batch_size"),
+        (_linear_loss, r"_linear_loss failed on outputs \[4, 2, 3\] "),
+        (lambda out: out[..., 5], r"<lambda> failed .*out of bounds"),
+    ],
+    ids=["torchs", "no broadcast", "size", "index"],
+)
+def test_what_fails_inside_an_objective_is_told_in_one_line(objective, told):
+    with pytest.raises(
+        fg.InputError, match=told + r".*with any dimensions in front, and returns one loss per example"
+    ) as caught:
+        evaluate(objective, torch.zeros(4, 2, 3))
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+def test_a_lack_of_memory_inside_an_objective_is_called_that():
+    def loss(outputs: Tensor) -> Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes.")
+
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        evaluate(loss, torch.zeros(2, 3))

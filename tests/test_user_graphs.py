@@ -140,14 +140,16 @@ def test_used_estimator_is_the_literal_algorithm(kind, estimator, literal):
 
 
 # An ordinary loss linearises the head: what fg.use gives is Sequential's estimator with an unflipped head.
-used_and_whole = pytest.mark.parametrize(
-    ("estimator", "whole"),
-    [(paper_psa(), paper_psa(flip_head=False)), (fg.PSA(), fg.PSA(head="sampled", flip_head=False)), (fg.ST(), fg.ST())],
-    ids=["paper's psa", "psa", "st"],
-)
+def used_and_whole(inputs: str):
+    pairs = [
+        (paper_psa(), paper_psa(flip_head=False)),
+        (fg.PSA(inputs=inputs), fg.PSA(inputs=inputs, head="sampled", flip_head=False)),
+        (fg.ST(), fg.ST()),
+    ]
+    return pytest.mark.parametrize(("estimator", "whole"), pairs, ids=["paper's psa", f"psa {inputs}", "st"])
 
 
-@used_and_whole
+@used_and_whole("posterior")
 def test_three_ways_agree(estimator, whole):
     """Sequential, fg.use with an ordinary loss, and calls layer by layer: the same losses and gradients for one draw."""
     net = fully_connected(2, 4, 4, 3, 3, noise=reference.NOISES["mixed"])
@@ -190,7 +192,7 @@ def test_concat_is_the_literal_algorithm(estimator, literal, then, noise):
     assert_same(actual, gradients(literal(graph, x, z, objective).sum(), net, input=x))
 
 
-@used_and_whole
+@used_and_whole("auto")
 def test_concat_is_the_hand_written_skip(estimator, whole):
     model = randomized(Skip())
     net = fg.Sequential(model.l1, fg.Concat(nn.Identity(), model.l2), model.l3, head=model.head)

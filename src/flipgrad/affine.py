@@ -14,13 +14,13 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from flipgrad import flips
 from flipgrad.errors import InputError
 from flipgrad.flips import ordinary
 from flipgrad.flips.ordinary import Geometry
+from flipgrad.guards import check_unchanged, has_hooks, once
 from flipgrad.noise import Noise
 from flipgrad.pooling import PooledConv, PoolModule
 
@@ -312,7 +312,7 @@ class FoldedMap(FixedMap):
         return self.inner.bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        connected = connect(self.connectors, x)
+        connected = called(self.connectors, x)
         if isinstance(self.inner, LinearMap) and connected.dim() != 2:
             raise InputError(
                 f"a fully connected layer got {list(connected.shape)} from the pooling before it: put torch.nn.Flatten() "
@@ -384,7 +384,7 @@ class _AtInputs(torch.autograd.Function):
         ctx.save_for_backward(weight, x, *tensors)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, x, *tensors = ctx.saved_tensors
         affine = ctx.affine.with_weight(weight)
@@ -407,10 +407,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.addmm(bias[:, None], weight, x.t()).t()
 
 
-def connect(connectors: Connectors, x: Tensor) -> Tensor:
-    """``x`` through every connector in turn."""
+def called(connectors: Connectors, x: Tensor) -> Tensor:
+    """States ``x`` through every connector in turn, with its hooks, which may look but not change anything."""
     for module in connectors:
-        x = module(x)
+        result = module(x)
+        if has_hooks(module):
+            check_unchanged(module, "result", module.forward(x), result)
+        x = result
+    return x
+
+
+def connect(connectors: Connectors, x: Tensor) -> Tensor:
+    """Whatever ``x`` holds, moved or averaged as states would be: no hook sees it."""
+    for module in connectors:
+        x = module.forward(x)
     return x
 
 

@@ -18,7 +18,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from flipgrad.errors import InputError
-from flipgrad.network import LossRule, Sequential
+from flipgrad.guards import keeping_buffers
+from flipgrad.network import LossRule, Sequential, check_sequential
 from flipgrad.objectives import Objective, evaluate
 
 
@@ -26,9 +27,11 @@ from flipgrad.objectives import Objective, evaluate
 def sampled_losses(
     net: Sequential, x: Tensor, objective: Objective, samples: int, *, generator: Generator | None = None
 ) -> Tensor:
-    """Losses of ``samples`` independent draws, [samples, B], without a gradient."""
+    """Losses of ``samples`` independent draws, [samples, B], without a gradient; running statistics are kept."""
     _check_samples(samples)
-    return torch.stack([evaluate(objective, net(x, generator=generator)) for _ in range(samples)])
+    check_sequential(net, "bounds", wrapped=True)
+    with keeping_buffers(net):
+        return torch.stack([evaluate(objective, net(x, generator=generator)) for _ in range(samples)])
 
 
 def expected_loss(
@@ -175,6 +178,7 @@ class _Copies:
         index: Tensor | None,
         antithetic: bool = False,
     ) -> None:
+        check_sequential(net, "bounds", wrapped=True)
         self.shape = (samples, len(x))
         self.net, self.estimator, self.generator, self.noise = net, estimator, generator, noise
         self.antithetic = antithetic

@@ -11,17 +11,23 @@ gradient in every parameter (paper, section 2.1). Only :math:`P^1` depends on th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from flipgrad.affine import called
 from flipgrad.errors import InputError
-from flipgrad.network import Sequential, probabilities
-from flipgrad.noise import Noise
+from flipgrad.guards import keeping_buffers
+from flipgrad.layers import LayerCall
+from flipgrad.network import Sequential, check_sequential, probabilities
+from flipgrad.noise import Noise, sign
 from flipgrad.objectives import Objective, evaluate
 from flipgrad.plan import Apply, Sample, Step
+from flipgrad.sampling import fresh
 
 # Entries of one transition matrix: 2**24 is 12 units to 12 units, or 64 MiB in float32.
 BUDGET = 2**24
@@ -30,13 +36,14 @@ BUDGET = 2**24
 def expected_loss(net: Sequential, x: Tensor, objective: Objective) -> Tensor:
     """The expected losses E_Z[f] of ``x`` [B, ...], exact and differentiable, [B].
 
-    In the precision of the parameters and the input: use float64 for a reference. Real-valued modules before the first
-    binary layer are evaluated as they are.
+    In the precision of the parameters and the input, also under autocast: use float64 for a reference. Real-valued modules
+    before the first binary layer are evaluated as they are.
 
     Raises:
         InputError: if two neighbouring binary layers have more than 24 units together; the message says what would fit.
     """
-    return _per_example(net, x, objective, lambda distribution, f: (distribution * f).sum(1))
+    with _full_precision(x):
+        return _per_example(net, x, objective, lambda distribution, f: (distribution * f).sum(1))
 
 
 def marginal_loss(net: Sequential, x: Tensor, objective: Objective) -> Tensor:
@@ -44,14 +51,21 @@ def marginal_loss(net: Sequential, x: Tensor, objective: Objective) -> Tensor:
 
     Exact, differentiable and refusing as :func:`expected_loss`.
     """
-    return _per_example(net, x, objective, _marginal)
+    with _full_precision(x):
+        return _per_example(net, x, objective, _marginal)
 
 
 def predictive(net: Sequential, x: Tensor) -> Tensor:
     """The exact predictive probabilities E_Z[p(y | x)], [B, K]; refusing as :func:`expected_loss`."""
-    chain = _Chain.of(net, x)
-    p = probabilities(net.outputs(chain.states))
-    return torch.cat([chain.distribution(part) @ p for part in chain.inputs.split(chain.rows)])
+    with keeping_buffers(net), _full_precision(x):
+        chain = _Chain.of(net, x)
+        p = probabilities(net.outputs(chain.states))
+        return torch.cat([chain.distribution(part) @ p for part in chain.inputs.split(chain.rows)])
+
+
+def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """Without autocast: what everything is compared with must not be rounded to three digits."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def enumerate_states(shape: Sequence[int], like: Tensor) -> Tensor:
@@ -89,6 +103,7 @@ class _Chain:
 
     @staticmethod
     def of(net: Sequential, x: Tensor) -> _Chain:
+        check_sequential(net, "exact")
         if not len(x):
             raise InputError("exact: the batch is empty; give at least one example")
         net.check_examples_alone("exact")
@@ -99,7 +114,7 @@ class _Chain:
         widest, matrices = len(states), []
         for later in steps:
             if isinstance(later, Apply):
-                states = later.module(states)
+                states = called([later.module], states)
                 continue
             matrix, states = _transition([later], states)
             matrices.append(matrix)
@@ -147,10 +162,10 @@ def _transition(steps: Iterable[Step], x: Tensor) -> tuple[Tensor, Tensor]:
     total: Tensor | None = None
     for step in steps:
         if isinstance(step, Apply):
-            x = step.module(x)
+            x = called([step.module], x)
             continue
         if isinstance(step, Sample):
-            matrix, x = _layer(step.affine()(x), step.layer.noise)
+            matrix, x = _layer(_pre_activations(step, x), step.layer.noise)
         else:
             matrix, x = _joint([_transition(chain, x) for chain in step.chains], step.dim)
         total = matrix if total is None else total @ matrix
@@ -159,6 +174,18 @@ def _transition(steps: Iterable[Step], x: Tensor) -> tuple[Tensor, Tensor]:
         _check_budget(len(x), (len(x) - 1).bit_length())
         total = torch.eye(len(x), dtype=x.dtype, device=x.device)
     return total, x
+
+
+def _pre_activations(step: Sample, x: Tensor) -> Tensor:
+    """Those of the step's layer, evaluated as in a sampled pass (with its hooks), for the inputs ``x``."""
+    found: list[Tensor] = []
+
+    def visit(call: LayerCall) -> Tensor:
+        found.append(call.affine(call.x))
+        return sign(found[0].detach())
+
+    step.evaluate(x, visit, fresh(None))
+    return found[0]
 
 
 def _layer(a: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:

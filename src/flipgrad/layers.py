@@ -3,17 +3,21 @@ r"""Binary layers: an affine map, injected noise, and a sign, :math:`x' = \mathr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, final
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, final
 
 import torch
 from torch import Generator, Tensor, nn
 
 from flipgrad.affine import Affine, ConvMap, LinearMap
+from flipgrad.capture import capturing, check_exportable, check_record, refuse_scripting, uncompiled
 from flipgrad.errors import InputError
+from flipgrad.guards import check_unchanged, estimate, has_hooks
 from flipgrad.noise import Logistic, Noise
 from flipgrad.norms import Norm, check_norm, effective_weight, normalised, uses_batch
-from flipgrad.priors import Prior, Source, came_from_states, from_graph, mark
+from flipgrad.priors import Prior, Source
+from flipgrad.record import Record, mark
 from flipgrad.sampling import Draw, fresh, given, states
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -53,19 +57,58 @@ class LayerCall:
         return states(self.draw, self.noise, a)
 
 
+# Turns one layer's evaluation into that layer's states: an estimator's rule, or a plain sample.
+Visit = Callable[[LayerCall], Tensor]
+
+
 class StateRule(Protocol):
     """What a layer asks of an estimator: sampled (or relaxed) states that carry the estimator's gradient."""
 
     def states(self, call: LayerCall) -> Tensor: ...
 
 
+@final
+@dataclass
+class Within:
+    """How :class:`flipgrad.Sequential` has one of its layers evaluated, and what came of it.
+
+    Attributes:
+        visit: gives the layer's states.
+        draw: gives Z for given pre-activations.
+        binary: whether the input is made of states.
+        connectors: linear modules that the layer sees its input through.
+        prior: with which probabilities a binary input was drawn, if that is known.
+        call: the evaluation, once the layer was called.
+        states: what it gave.
+    """
+
+    visit: Visit
+    draw: Draw
+    binary: bool
+    connectors: tuple[nn.Module, ...]
+    prior: Prior | None
+    call: LayerCall | None = field(default=None, init=False)
+    states: Tensor | None = field(default=None, init=False)
+
+    def evaluate(self, layer: BinaryLayer, x: Tensor) -> tuple[Tensor, Source | None]:
+        """The states of ``layer`` for the input ``x``, and their draw; its hooks run, and may not change either."""
+        states: Tensor = layer(x, within=self)
+        if self.call is None or self.states is None:
+            raise RuntimeError(f"a hook kept {type(layer).__name__} from being evaluated")
+        if has_hooks(layer):
+            check_unchanged(layer, "input", x, self.call.x)
+            check_unchanged(layer, "states", self.states, states)
+        return states, self.call.source
+
+
 class BinaryLayer(nn.Module, ABC):
-    """What :class:`BinaryLinear` and :class:`BinaryConv2d` share."""
+    """What :class:`BinaryLinear` and :class:`BinaryConv2d` share; ``input_dims`` are the last dimensions of one input."""
 
     weight: Tensor
     bias: Any
     noise: Noise
     norm: Norm | None
+    input_dims: ClassVar[int]
     estimator: StateRule | None = None
     generator: Generator | None = None
 
@@ -98,6 +141,10 @@ class BinaryLayer(nn.Module, ABC):
         """Whether the norm takes its statistics from the batch, so that pre-activations depend on the other examples."""
         return uses_batch(self.norm)
 
+    def __prepare_scriptable__(self) -> None:
+        """What ``torch.jit.script`` asks first."""
+        refuse_scripting(f"the sampled states of {type(self).__name__}")
+
     @abstractmethod
     def check_takes_states(self) -> None:
         """Refuse a configuration that is sound only for real-valued inputs."""
@@ -110,6 +157,7 @@ class BinaryLayer(nn.Module, ABC):
         generator: Generator | None = None,
         noise: Tensor | None = None,
         binary: bool | None = None,
+        within: Within | None = None,
     ) -> Tensor:
         """Sampled states ±1 of the layer for the input ``x``.
 
@@ -120,22 +168,39 @@ class BinaryLayer(nn.Module, ABC):
             generator: the source of randomness.
             noise: Z itself, instead of drawing it; it broadcasts to the pre-activations.
             binary: whether ``x`` holds states, to be flipped by estimators that do so. By default found out from where ``x``
-                came from: what was computed from other binary layers' states must still be ±1, unless the estimator
-                relaxes states.
+                came from, by autograd's record: each of its entries must then be one unit of another binary layer, moved or
+                with its sign changed, and still ±1, unless the estimator relaxes states. With False the layer's derivative in
+                ``x`` is the ordinary one, whatever ``x`` is.
+            within: how :class:`flipgrad.Sequential` evaluates its layers; nothing else counts then.
         """
-        if binary is None:
-            binary = came_from_states(x)
+        if within is not None:
+            within.call = LayerCall(self, x, within.binary, self.affine(within.connectors), within.draw, within.prior)
+            within.states = within.visit(within.call)
+            return within.states
+        check_exportable()
+        check_record()
+        return uncompiled(self._alone, x, estimator, generator, noise, binary)
+
+    def _alone(
+        self, x: Tensor, estimator: StateRule | None, generator: Generator | None, noise: Tensor | None, binary: bool | None
+    ) -> Tensor:
         check_instance(estimator)
         rule = estimator or self.estimator or UNDEFINED
-        if binary:
-            self.check_takes_states()
-            check_states(x, self, relaxed=getattr(rule, "relaxed_objective", False))
+        relaxed = getattr(rule, "relaxed_objective", False)
+        prior = None
+        if binary is not False:
+            record, told = Record.of(x), binary is not None
+            binary = binary or bool(record.states)
+            if binary:
+                self.check_takes_states()
+                check_states(x, self, relaxed=relaxed)
+            record.check(type(self).__name__, self.input_dims, relaxed=relaxed, told=told)
+            prior = record.prior()
         draw = fresh(generator or self.generator) if noise is None else given(noise)
-        prior = from_graph(x) if binary else None
         if prior is not None:
             prior.read()
         call = LayerCall(self, x, binary, self.affine(), draw, prior)
-        result = rule.states(call)
+        result = estimate(rule.states(call), twice=getattr(rule, "second_derivatives", False))
         mark(result, call.source)
         return result
 
@@ -153,6 +218,8 @@ class BinaryLinear(BinaryLayer, nn.Linear):
     >>> states.shape, bool((states.abs() == 1).all())
     (torch.Size([3, 2]), True)
     """
+
+    input_dims = 1
 
     def __init__(
         self,
@@ -195,6 +262,8 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
     >>> BinaryConv2d(1, 8, 3, padding=1, padding_value=-1)(torch.randn(2, 1, 8, 8)).shape
     torch.Size([2, 8, 8, 8])
     """
+
+    input_dims = 3
 
     def __init__(
         self,
@@ -289,10 +358,20 @@ class _UndefinedGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError(
-            "backward() through sampled binary states without an estimator: call net(x, objective, estimator=fg.PSA()), or "
-            "fg.use(model, fg.PSA()) before model(x); or evaluate under torch.no_grad()"
-        )
+        # An operator: torch.compile looks at the way back, too, before anyone has asked to go it.
+        return torch.ops.flipgrad.refuse_backward(grads[0]), None
+
+
+def _refuse_backward(grad: Tensor) -> Tensor:
+    raise RuntimeError(
+        "backward() through sampled binary states without an estimator: call net(x, objective, estimator=fg.PSA()), or "
+        "fg.use(model, fg.PSA()) before model(x); or evaluate under torch.no_grad()"
+    )
+
+
+torch.library.define("flipgrad::refuse_backward", "(Tensor grad) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+torch.library.impl("flipgrad::refuse_backward", "default", _refuse_backward)
+torch.library.register_fake("flipgrad::refuse_backward", torch.empty_like)
 
 
 @final
@@ -314,10 +393,13 @@ def use(model: ModelT, estimator: StateRule | None, *, generator: Generator | No
     """Give every binary layer of ``model`` a local estimator, for an ordinary ``model(x)`` and an ordinary loss.
 
     For networks written by hand: skip connections, branches, concatenations. Whatever follows the last binary layer is
-    differentiated in the ordinary way, i.e. the head is linearised; :class:`flipgrad.Sequential` flips it exactly. A unit may
-    go to many layers, but to each of them once: the copies in ``torch.cat([h, h], 1)`` would be flipped one at a time. With
-    ``inputs="posterior"`` or "rao-blackwell" it may go to one layer only; that several layers see it is an error, that the head
-    sees it besides cannot be noticed.
+    differentiated in the ordinary way, i.e. the head is linearised; :class:`flipgrad.Sequential` flips it exactly.
+
+    Between binary layers states may be reshaped, permuted, sliced, padded with ±1, concatenated, or change their sign: from
+    autograd's record every layer sees that each entry of its input is one unit. All else, max-pooling or a sum say, is refused
+    by name. So is a unit that one input holds twice, whose copies would be flipped one at a time; it may go to many layers.
+    With ``inputs="posterior"`` or "rao-blackwell" it may go to one layer only, and not to the head besides. What autograd does
+    not record (``detach``, ``torch.no_grad``, comparisons) is taken for constant, as everywhere in torch.
 
     Args:
         model: any module with binary layers in it.
@@ -353,7 +435,7 @@ def check_instance(estimator: object) -> None:
 
 def check_states(x: Tensor, module: nn.Module, *, relaxed: bool = False) -> None:
     """Refuse what is not ±1, or, of relaxed states, what is not between -1 and 1."""
-    if torch.compiler.is_compiling():
+    if capturing():
         return
     right = x.abs() <= 1 if relaxed else x.abs() == 1
     if bool(right.all()):

@@ -10,18 +10,17 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.utils import parametrize
 
-from flipgrad.affine import connect
+from flipgrad.affine import called
+from flipgrad.capture import capturing, check_exportable, refuse_scripting
 from flipgrad.errors import InputError
-from flipgrad.layers import UNDEFINED, BinaryConv2d, BinaryLayer, LayerCall, check_instance
+from flipgrad.guards import estimate, keeping_buffers
+from flipgrad.layers import UNDEFINED, BinaryConv2d, BinaryLayer, LayerCall, Visit, check_instance
 from flipgrad.noise import Noise, sign
 from flipgrad.norms import Norm, per_channel, whiten
 from flipgrad.objectives import Objective
 from flipgrad.plan import Apply, Plan, Sample, Step, plan
 from flipgrad.priors import Prior
 from flipgrad.sampling import Draw, Mirrored, fresh, given
-
-# Turns one layer's evaluation into that layer's states: an estimator's rule, or a plain sample.
-Visit = Callable[[LayerCall], Tensor]
 
 
 @final
@@ -126,13 +125,20 @@ class Sequential(nn.Module):
                 raise InputError("antithetic=True draws noise for pairs: give an even batch, and no noise")
             draw = Mirrored(draw)
         if objective is None:
-            states = self.run(self.front(x), lambda call: (call.layer.estimator or UNDEFINED).states(call), draw)
-            return self.outputs(states)
-        return (estimator or self._default_estimator()).losses(self, Batch(x, objective, draw, index))
+            return self.outputs(self.run(self.front(x), _by_layer, draw))
+        rule = estimator or self._default_estimator()
+        losses = rule.losses(self, Batch(x, objective, draw, index))
+        return estimate(losses, twice=getattr(rule, "second_derivatives", False))
+
+    def __prepare_scriptable__(self) -> None:
+        """What ``torch.jit.script`` asks first."""
+        refuse_scripting("a sampled network")
 
     def front(self, x: Tensor) -> Tensor:
         """What the first binary layer sees of ``x``: the output of the real-valued modules before it."""
-        return connect(self.plan().front, x)
+        for module in self.plan().front:
+            x = module(x)
+        return x
 
     def run(self, inputs: Tensor, visit: Visit, draw: Draw) -> Tensor:
         """The last states for ``inputs`` = :meth:`front` (x), where ``visit`` gives each layer's states in turn."""
@@ -160,6 +166,8 @@ class Sequential(nn.Module):
     ) -> Tensor:
         """The predictive probabilities E_Z[p(y | x)], [B, K], averaged over ``samples`` draws of all noises.
 
+        In training mode too it only looks: running statistics of norms stay as they are.
+
         Args:
             x: inputs [B, ...].
             samples: how many draws to average.
@@ -169,12 +177,14 @@ class Sequential(nn.Module):
         if samples < 1:
             raise InputError(f"predict(samples={samples}): at least one sample is needed")
         link = link or probabilities
-        return torch.stack([link(self(x, generator=generator)) for _ in range(samples)]).mean(0)
+        with keeping_buffers(self):
+            return torch.stack([link(self(x, generator=generator)) for _ in range(samples)]).mean(0)
 
     def deterministic(self, x: Tensor) -> Tensor:
-        """The outputs [B, K] of the deterministic net: every noise replaced by its median."""
+        """The outputs [B, K] of the deterministic net: every noise replaced by its median; running statistics are kept."""
         medians = [x.new_tensor(layer.noise.median) for layer in self.binary_layers]
-        outputs: Tensor = self(x, noise=medians)
+        with keeping_buffers(self):
+            outputs: Tensor = self(x, noise=medians)
         return outputs
 
     @torch.no_grad()
@@ -196,7 +206,8 @@ class Sequential(nn.Module):
             drawn.append(call.draw(call.noise, a))
             return sign(a - drawn[-1])
 
-        self.run(self.front(x[:1]), visit, fresh(generator))
+        with keeping_buffers(self):
+            self.run(self.front(x)[:1], visit, fresh(generator))
         return Member(self, tuple(drawn))
 
     @torch.no_grad()
@@ -267,6 +278,16 @@ class Sequential(nn.Module):
         return PSA()
 
 
+def check_sequential(net: object, who: str, *, wrapped: bool = False) -> None:
+    """Refuse, on behalf of ``who``, what is no :class:`Sequential` (or no module that holds one, where ``wrapped`` will do)."""
+    modules = net.modules() if wrapped and isinstance(net, nn.Module) else [net]
+    if not any(isinstance(module, Sequential) for module in modules):
+        raise InputError(
+            f"{who} takes a flipgrad.Sequential, whose layers and head it knows one by one, got {type(net).__name__}: build "
+            "the network as fg.Sequential(*layers, head=...); of one that is compiled or distributed, give what was wrapped"
+        )
+
+
 @final
 @dataclass(frozen=True)
 class Readout:
@@ -276,7 +297,7 @@ class Readout:
     head: nn.Module
 
     def __call__(self, states: Tensor) -> Tensor:
-        outputs: Tensor = self.head(connect(self.tail, states))
+        outputs: Tensor = self.head(called(self.tail, states))
         if outputs.dim() < 2 or outputs.shape[0] != states.shape[0]:
             raise InputError(
                 f"the head must map states to outputs [batch, K], it gave {list(outputs.shape)} for {list(states.shape)}; one "
@@ -295,7 +316,8 @@ class Member:
     noise: tuple[Tensor, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.net(x, noise=self.noise)
+        with keeping_buffers(self.net):
+            outputs: Tensor = self.net(x, noise=self.noise)
         return outputs
 
 
@@ -325,17 +347,23 @@ def parameters_by_layer(net: Sequential) -> dict[str, dict[str, nn.Parameter]]:
 def _run(steps: Iterable[Step], x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
     for step in steps:
         if isinstance(step, Apply):
-            x, prior = step.module(x), prior and prior.moved(step.module)
+            x, prior = called([step.module], x), prior and prior.moved(step.module)
         elif isinstance(step, Sample):
             if prior is not None:
                 prior.read()
-            call = LayerCall(step.layer, x, step.binary, step.affine(), draw, prior)
-            x, prior = visit(call), call.source and Prior.of(call.source)
+            x, source = step.evaluate(x, visit, draw, prior)
+            prior = source and Prior.of(source)
         else:
             chains = [_run(chain, x, prior, visit, draw) for chain in step.chains]
             x, priors = torch.cat([states for states, _ in chains], step.dim), [known for _, known in chains if known]
             prior = Prior.joined(priors, step.dim) if len(priors) == len(chains) else None
     return x, prior
+
+
+def _by_layer(call: LayerCall) -> Tensor:
+    """The states that the layer's own estimator gives."""
+    rule = call.layer.estimator or UNDEFINED
+    return estimate(rule.states(call), twice=getattr(rule, "second_derivatives", False))
 
 
 def _whiten(call: LayerCall, norm: Norm | None) -> Tensor:
@@ -376,6 +404,11 @@ def _rescale(layer: BinaryLayer, norm: Norm | None, a: Tensor, within: Tensor) -
 
 def _assign(layer: BinaryLayer, name: str, value: Tensor) -> None:
     if not parametrize.is_parametrized(layer, name):
+        if name not in layer._parameters:
+            raise InputError(
+                f"initialize: the {name} of {type(layer).__name__} is computed by a hook (prune, the old weight_norm), so it "
+                "cannot be set; initialise before, or use torch.nn.utils.parametrizations"
+            )
         getattr(layer, name).copy_(value)
         return
     parametrizations: Any = layer.parametrizations
@@ -388,7 +421,8 @@ def _assign(layer: BinaryLayer, name: str, value: Tensor) -> None:
 
 
 def _check_input(x: Tensor) -> None:
-    if torch.compiler.is_compiling():
+    check_exportable()
+    if capturing():
         return
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise InputError("the network's input holds NaN or inf; clean or normalise the data first")

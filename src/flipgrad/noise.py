@@ -16,6 +16,7 @@ from typing import Any, final
 import torch
 from torch import Generator, Tensor
 
+from flipgrad.capture import capturing
 from flipgrad.errors import InputError
 
 
@@ -120,7 +121,7 @@ class Noise(ABC):
     def _sample(
         self, shape: tuple[int, ...], generator: Generator | None, dtype: torch.dtype, device: torch.device | str | None
     ) -> Tensor:
-        u = torch.rand(shape, generator=generator, dtype=dtype, device=device)
+        u: Tensor = torch.rand(shape, dtype=dtype, device=device, **_from(generator))
         return self._icdf(u.clamp(min=torch.finfo(dtype).tiny))
 
     def _standard(self, a: Tensor) -> Tensor:
@@ -240,7 +241,8 @@ class Normal(Noise):
         self, shape: tuple[int, ...], generator: Generator | None, dtype: torch.dtype, device: torch.device | str | None
     ) -> Tensor:
         # Much faster than the inverse cdf.
-        return torch.randn(shape, generator=generator, dtype=dtype, device=device)
+        z: Tensor = torch.randn(shape, dtype=dtype, device=device, **_from(generator))
+        return z
 
     def _variance(self) -> float:
         return 1.0
@@ -316,6 +318,18 @@ class Uniform(Noise):
 
 # By name, for configurations.
 NOISES: dict[str, type[Noise]] = {"logistic": Logistic, "normal": Normal, "laplace": Laplace, "uniform": Uniform}
+
+
+def _from(generator: Generator | None) -> dict[str, Any]:
+    """The argument that names a source of randomness, if there is one: graphs know the operator without it better."""
+    if generator is None:
+        return {}
+    if capturing():
+        raise InputError(
+            "a generator cannot be part of a compiled or exported graph: leave it out, and torch.manual_seed decides; or hand "
+            "in noise=, drawn outside"
+        )
+    return {"generator": generator}
 
 
 def noise_by_name(specification: str) -> Noise:

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from flipgrad.affine import Affine, ConvMap, FixedMap, FoldedMap, Inputs, LinearMap, transpose
 from flipgrad.errors import InputError
+from flipgrad.guards import once
 from flipgrad.noise import Noise
 
 
@@ -271,7 +271,7 @@ class _Normalised(torch.autograd.Function):
         ctx.save_for_backward(h, x, gamma, mean, inverse, weight)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         h, x, gamma, mean, inverse, weight = ctx.saved_tensors
         rows = _rows(ctx.norm, h)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flipgrad import memory
+from flipgrad.capture import cannot_look, capturing
 from flipgrad.errors import InputError
 
 Objective = Callable[[Tensor], Tensor]
@@ -43,10 +45,10 @@ class CrossEntropy:
                 f"CrossEntropy takes class indices [B], got {labels.dtype} of shape {list(labels.shape)}; for label "
                 "distributions use SoftCrossEntropy"
             )
-        if labels.numel() and int(labels.min()) < 0:
-            raise InputError(f"CrossEntropy: label {int(labels.min())} is negative; labels count from 0")
+        smallest, self._largest = _range(labels)
+        if smallest < 0:
+            raise InputError(f"CrossEntropy: label {smallest} is negative; labels count from 0")
         self.labels = labels.long()
-        self._largest = int(labels.max()) if labels.numel() else -1
         # The sign with which the logit of class 1 over class 0 counts against the label.
         self._other = 1 - 2 * self.labels
 
@@ -81,7 +83,7 @@ class SoftCrossEntropy:
                 f"SoftCrossEntropy takes probabilities [B, K], got {p_star.dtype} of shape {list(p_star.shape)}; for class "
                 "indices use CrossEntropy"
             )
-        if bool((p_star < 0).any()) or not bool(torch.allclose(p_star.sum(1), p_star.new_ones(()), atol=1e-4)):
+        if not (capturing() or _are_distributions(p_star)):
             raise InputError("SoftCrossEntropy: every row of p_star must be non-negative and sum to 1; normalise it first")
         self.p_star = p_star
 
@@ -107,7 +109,7 @@ class LogisticLoss:
     """
 
     def __init__(self, labels: Tensor) -> None:
-        if labels.dim() != 1 or labels.dtype == torch.bool or not bool((labels.abs() == 1).all()):
+        if labels.dim() != 1 or labels.dtype == torch.bool or not (capturing() or bool((labels.abs() == 1).all())):
             raise InputError(f"LogisticLoss takes labels -1 or +1 of shape [B], got shape {list(labels.shape)}; map 0 to -1")
         self.labels = labels
 
@@ -154,7 +156,7 @@ def evaluate(objective: Objective, outputs: Tensor) -> Tensor:
     """The losses [..., B] of ``outputs`` [..., B, K], refusing an objective that returns another shape."""
     if not callable(objective):
         raise InputError(f"the objective must be callable, e.g. fg.CrossEntropy(labels), got {type(objective).__name__}")
-    losses = objective(outputs)
+    losses = _called(objective, outputs)
     if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:-1]:
         came = f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
         raise InputError(
@@ -162,6 +164,56 @@ def evaluate(objective: Objective, outputs: Tensor) -> Tensor:
             f"{came}: reduce over the last dimension only (reduction='none', sum(-1))"
         )
     return losses
+
+
+def check_alone(objective: Objective, outputs: Tensor, losses: Tensor) -> None:
+    """Refuse an objective whose ``losses`` [B] at ``outputs`` [B, K] are not each a function of one example's outputs.
+
+    Flips and other paths of one example are compared with the rest of the batch as it is, and would change the others' losses
+    unnoticed. Ours treat examples alone.
+    """
+    if isinstance(objective, CrossEntropy | SoftCrossEntropy | LogisticLoss | SquaredError) or cannot_look():
+        return
+    with torch.no_grad():
+        moved = outputs.detach().clone()
+        moved[:1] += 1
+        others = objective(moved)
+    if not torch.equal(others[1:], losses.detach()[1:]):
+        raise InputError(
+            "the objective lets examples depend on each other: another output of the first changed other losses (or it draws "
+            "at random). Estimators by flips and paths need losses of single examples; use fg.ST(), or "
+            "fg.PSA(flip_head=False, head='sampled')"
+        )
+
+
+def _called(objective: Objective, outputs: Tensor) -> Tensor:
+    """What the objective returns; if it fails, an error that says what is asked of it."""
+    if capturing():
+        return objective(outputs)
+    try:
+        return objective(outputs)
+    except InputError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if memory.ran_out(error):
+            raise
+        name = getattr(objective, "__name__", type(objective).__name__)
+        raise InputError(
+            f"the objective {name} failed on outputs {list(outputs.shape)} ({' '.join(str(error).split()):.200}): it takes "
+            "these alone, [..., B, K] with any dimensions in front, and returns one loss per example, [..., B]; e.g. "
+            "fg.CrossEntropy(labels), fg.SquaredError(target)"
+        ) from error
+
+
+def _range(labels: Tensor) -> tuple[int, int]:
+    """The smallest and the largest label; where they cannot be looked at, numbers that nothing is wrong with."""
+    if capturing() or not labels.numel():
+        return 0, -1
+    return int(labels.min()), int(labels.max())
+
+
+def _are_distributions(p: Tensor) -> bool:
+    return not bool((p < 0).any()) and torch.allclose(p.sum(1), p.new_ones(()), atol=1e-4)
 
 
 def _check_batch(objective: object, outputs: Tensor, batch: int) -> None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flipgrad.affine import Affine
 from flipgrad.errors import InputError
-from flipgrad.layers import BinaryConv2d, BinaryLayer
+from flipgrad.guards import has_hooks
+from flipgrad.layers import BinaryConv2d, BinaryLayer, Visit, Within
 from flipgrad.norms import ScaleShift
 from flipgrad.pooling import PoolModule, check_even
+from flipgrad.priors import Prior, Source
+from flipgrad.sampling import Draw
 
 # Modules that only move states around: a unit stays one unit and stays ±1.
 RESHAPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
+PADDING = (nn.ConstantPad2d, nn.ZeroPad2d)
 
 
 class Concat(nn.Module):
@@ -60,9 +63,9 @@ class Sample:
     connectors: tuple[nn.Module, ...]
     binary: bool
 
-    def affine(self) -> Affine:
-        """The affine map of the states before the connectors."""
-        return self.layer.affine(self.connectors)
+    def evaluate(self, x: Tensor, visit: Visit, draw: Draw, prior: Prior | None = None) -> tuple[Tensor, Source | None]:
+        """The states that ``visit`` gives the layer for the input ``x``, and their draw."""
+        return Within(visit, draw, self.binary, self.connectors, prior).evaluate(self.layer, x)
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def _chain(modules: Iterable[nn.Module], binary: bool) -> tuple[list[Step], list
             if _has_layers(module):
                 raise InputError(
                     f"{_name(module)} hides binary layers: list them in fg.Sequential themselves, or train the module as "
-                    "it is with fg.use(model, estimator)"
+                    f"it is with fg.use(model, estimator){_advice(module)}"
                 )
             steps.append(Apply(module))
         else:
@@ -133,6 +136,8 @@ def _chain(modules: Iterable[nn.Module], binary: bool) -> tuple[list[Step], list
 
 
 def _branch(module: Concat, binary: bool) -> Branch:
+    if has_hooks(module, anywhere=False):
+        raise InputError("Concat has hooks, which would never run: register them on its branches' modules")
     chains = []
     for branch in module.branches:
         steps, pending, ends_binary = _chain([branch], binary)
@@ -157,12 +162,14 @@ def _hands_on(steps: Iterable[Step]) -> bool:
 
 
 def _check_between(module: nn.Module) -> None:
-    if isinstance(module, PoolModule):
+    # Exactly these classes, and their own forward: anything else may do anything.
+    known = type(module) in (*get_args(PoolModule), *RESHAPING, *PADDING) and "forward" not in vars(module)
+    if known and isinstance(module, PoolModule):
         check_even(module)
         return
-    if isinstance(module, RESHAPING):
+    if known and isinstance(module, RESHAPING):
         return
-    if isinstance(module, nn.ConstantPad2d):
+    if known and isinstance(module, nn.ConstantPad2d):
         if module.value in (-1, 0, 1):
             return
         raise InputError(f"{_name(module)} between binary layers pads with {module.value:g}; pad with 0, -1 or 1")
@@ -175,6 +182,8 @@ def _check_between(module: nn.Module) -> None:
 
 def _advice(module: nn.Module) -> str:
     """What to do with a module that has another place."""
+    if type(module) is nn.Sequential:
+        return ". Its hooks keep it from being opened: register them on the modules inside"
     if not isinstance(module, _BatchNorm | ScaleShift):
         return ""
     return ". To normalise before the sign, give it to the binary layer before it: norm=" + _name(module)
@@ -193,9 +202,9 @@ def _check_foldable(pending: list[nn.Module], layer: BinaryLayer) -> None:
 
 
 def _flat(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """The modules with every plain ``nn.Sequential`` opened."""
+    """The modules with every plain ``nn.Sequential`` opened, unless it has hooks, which would never run."""
     for module in modules:
-        if type(module) is nn.Sequential:
+        if type(module) is nn.Sequential and not has_hooks(module, anywhere=False):
             yield from _flat(module)
         else:
             yield module

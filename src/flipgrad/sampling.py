@@ -6,6 +6,7 @@ without ever making Z: on the processor, compiled code compares counter-based ra
 
 from __future__ import annotations
 
+from reprlib import repr as brief
 from typing import Protocol, final
 
 import torch
@@ -15,8 +16,16 @@ from flipgrad.errors import InputError
 from flipgrad.flips import native
 from flipgrad.noise import Noise, sign
 
+# The largest seed that torch's generators and compiled code both take.
+LARGEST_SEED = 2**63 - 1
 # From so many draws on, compiled sampling is worth its call.
 WORTH_IT = 2**13
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that a generator would not take."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise InputError(f"seed is {brief(seed)}; it must be from 0 to {LARGEST_SEED}")
 
 
 class Draw(Protocol):
@@ -83,7 +92,7 @@ class Stream:
     Under ``torch.vmap`` every draw gets noise of its own.
 
     Args:
-        seed: from 0 to 2**63 - 1.
+        seed: from 0 to ``LARGEST_SEED``.
         device: of the pre-activations.
     """
 

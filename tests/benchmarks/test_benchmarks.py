@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 
 import pytest
 import torch
 
 import flipgrad as fg
-from flipgrad import plots
+from flipgrad import files, plots
 from flipgrad.benchmarks.gradeval import _agrees, _rate
 from flipgrad.benchmarks.memory import memory
 from flipgrad.data import toy
@@ -101,9 +100,9 @@ def test_scaling_is_drawn_from_its_result(tmp_path, monkeypatch):
     assert result["axes"].keys() == {"width", "batch", "cores"}
     assert len(result["axes"]["width"]["seconds"]["PSA exact"]) == 2
     path = tmp_path / "scaling.json"
-    path.write_text(json.dumps(result))
+    files.write_json(path, result)
     assert [file.name for file in plots.scaling(path, tmp_path / "scaling")] == ["scaling.png", "scaling.pdf"]
-    path.write_text("{}")
+    files.write_json(path, {})
     with pytest.raises(fg.InputError, match="no result of the benchmark scaling"):
         plots.scaling(path, tmp_path / "scaling")
 

@@ -150,3 +150,15 @@ def test_a_folder_that_is_no_set_of_classes_is_named(folder):
         image_folder(folder)
     with pytest.raises(InputError, match="bees' has 0 sub-folders, expected two or more"):
         image_folder(folder / "bees")
+
+
+@pytest.mark.parametrize("size", [100_000, 2**31])
+def test_images_that_cannot_fit_into_memory_are_refused_before_they_are_made(folder, size):
+    with pytest.raises(InputError, match=rf"images of {size}x{size} pixels need .* GiB, more than this .*--image-size 32"):
+        image_folder(folder, size)
+
+
+def test_images_of_their_own_size_that_cannot_fit_are_refused_after_the_first(folder, monkeypatch):
+    monkeypatch.setattr("flipgrad.memory.installed", lambda: 1000)
+    with pytest.raises(InputError, match="images of 4x6 pixels need"):
+        image_folder(folder)

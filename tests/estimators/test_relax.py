@@ -90,7 +90,7 @@ def test_one_module_is_that_of_the_only_layer():
 
 def test_refuses_surrogates_that_do_not_fit():
     net, x, y = random_net((3, 4), fg.Logistic())
-    with pytest.raises(fg.InputError, match="RELAX has 1 surrogates for 2 binary layers; give one each"):
+    with pytest.raises(fg.InputError, match=r"RELAX has 1 surrogates for 2 binary layers; give one each"):
         net(x, fg.CrossEntropy(y), estimator=fg.RELAX(surrogates(3)))
     wide = [nn.Linear(n, 2).double() for n in (3, 4)]
     with pytest.raises(fg.InputError, match=r"surrogate 0 gave \[1, 2\] for states \[1, 3\]; it must give one value"):
@@ -102,3 +102,21 @@ def test_refuses_surrogates_that_do_not_fit():
 def test_facts():
     assert fg.RELAX.unbiased
     assert fg.RELAX().passes(3) == 7
+
+
+def test_another_network_than_the_first_is_refused():
+    relax = fg.RELAX()
+    x, objective = torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1]))
+
+    def net(units, dtype=torch.float32):
+        return fg.Sequential(fg.BinaryLinear(2, units), head=nn.Linear(units, 2)).to(dtype)
+
+    net(4)(x, objective, estimator=relax)
+    with pytest.raises(
+        fg.InputError, match=r"surrogate 0 fails on the 6 torch.float32 units .* an estimator of its own for every"
+    ):
+        net(6)(x, objective, estimator=relax)
+    with pytest.raises(fg.InputError, match=r"surrogate 0 fails on the 4 torch.float64 units"):
+        net(4, torch.float64)(x.double(), objective, estimator=relax)
+    with pytest.raises(fg.InputError, match=r"RELAX.variance_loss takes a flipgrad.Sequential, .* got Linear"):
+        relax.variance_loss(nn.Linear(2, 2), x, objective)

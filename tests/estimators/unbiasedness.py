@@ -17,6 +17,7 @@ GROUPS = 50
 NETS = pytest.mark.parametrize(
     ("widths", "noise"), [((4,), fg.Normal(1.5)), ((3, 4), fg.Logistic()), ((3, 3, 3), fg.Normal(1.5))], ids=str
 )
+NOISES = pytest.mark.parametrize("noise", [fg.Logistic(), fg.Normal(1.5)], ids=["logistic", "normal"])
 
 
 def random_net(widths: tuple[int, ...], noise: fg.Noise, seed: int = 0) -> tuple[fg.Sequential, Tensor, Tensor]:

@@ -181,6 +181,14 @@ class Broken(Estimator):
         ({"reference": fg.LEG(), "reference_samples": 0}, "reference_samples=0: give at least 10"),
         ({"x": torch.zeros(0, 2)}, "x is empty"),
         ({"workers": 0}, "workers=0"),
+        ({"workers": 10**6}, "workers=1000000: give from 1 to 1024"),
+        ({"samples": 10**10}, "samples=10000000000: give at least 10 draws per estimator and at most 1000000000"),
+        ({"seed": -1}, "seed is -1; it must be from 0 to 9223372036854775807"),
+        ({"seed": 2**63}, "seed is 9223372036854775808; it must be from 0 to"),
+        ({"reference": fg.ARM}, "reference=<class .*: give 'auto', fg.Exact"),
+        ({"reference": None}, "reference=None: give 'auto', fg.Exact"),
+        ({"net": fg.use(nn.Sequential(fg.BinaryLinear(2, 3), nn.Linear(3, 2)), fg.PSA())}, "takes a flipgrad.Sequential"),
+        ({"objective": nn.CrossEntropyLoss()}, "the objective CrossEntropyLoss failed on outputs"),
     ],
 )
 def test_bad_input_is_named(arguments, message):
@@ -236,3 +244,23 @@ def test_unknown_names_are_refused(name):
 def test_a_name_twice_is_refused():
     with pytest.raises(fg.InputError, match="more than once"):
         by_name(["psa", "PSA"], lambda: torch.zeros(1))
+
+
+def test_a_result_is_written_to_a_path_or_its_name(tmp_path):
+    net, x, objective = problem()
+    result = fg.gradeval.evaluate(net, x, objective, [fg.ST()], 10)
+    result.write(str(tmp_path / "r.json"))
+    assert json.loads((tmp_path / "r.json").read_text())["samples"] == 10
+
+
+def test_a_network_that_was_given_an_estimator_and_a_generator_is_measured_as_any():
+    net, x, objective = problem()
+    plain = fg.gradeval.evaluate(net, x, objective, [fg.ST()], 10)
+    used = fg.use(net, fg.PSA(), generator=torch.Generator().manual_seed(3))
+    assert fg.gradeval.evaluate(used, x, objective, [fg.ST()], 10).accuracy("ST") == plain.accuracy("ST")
+
+
+def test_an_objective_that_cannot_be_vectorised_is_measured_one_by_one():
+    net, x, objective = problem()
+    result = fg.gradeval.evaluate(net, x, lambda outputs: objective(outputs) + 0 * outputs.sum().item(), [fg.ARM()], 10)
+    assert not result.estimators["ARM"].vectorised

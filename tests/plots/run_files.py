@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
+
+from flipgrad import files
 
 LAYERS = ("0: BinaryConv2d", "1: BinaryConv2d", "head")
 
@@ -71,7 +74,7 @@ def write_run(folder: Path, *, evaluated: bool = True, epochs: int = 4) -> Path:
     """A run with everything in it; what a test does not want, it takes away."""
     folder.mkdir(exist_ok=True)
     put(folder / "config.json", config())
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(epoch(number)) + "\n" for number in range(1, epochs + 1)))
+    put_lines(folder / "metrics.jsonl", map(epoch, range(1, epochs + 1)))
     put(folder / "summary.json", epoch(epochs) if epochs else {})
     if evaluated:
         put(folder / "evaluation.json", evaluation())
@@ -89,12 +92,16 @@ def write_evil_run(folder: Path) -> Path:
     changed["command"], changed["versions"], changed["machine"] = [EVIL], {EVIL: EVIL}, {EVIL: EVIL}
     put(folder / "config.json", changed)
     records = [epoch(number) | {"gradient_norm": {EVIL: 1.0}, "saturated": {EVIL: 0.5, "_": 0.1}} for number in (1, 2)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    put_lines(folder / "metrics.jsonl", records)
     found = evaluation() | {"classes": [EVIL] * 3, "splits": {EVIL: scores()}}
     found["examples"] = [example(chosen=EVIL), example(label=0, image=None, point=[1.0, 2.0])]
     put(folder / "evaluation.json", found)
     return folder
 
 
-def put(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content), encoding="utf-8")
+def put(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(files.with_checksum(content)), encoding="utf-8")
+
+
+def put_lines(path: Path, records: Iterable[dict]) -> None:
+    path.write_text("".join(files.json_line(record) + "\n" for record in records))

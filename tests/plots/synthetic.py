@@ -6,6 +6,8 @@ import json
 from math import sqrt
 from pathlib import Path
 
+from flipgrad import files
+
 SAMPLES = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
 # Whether unbiased, standard deviation of one sample, bias; both relative. The order is not that of prominence.
 ESTIMATORS = {
@@ -79,5 +81,5 @@ def result(reference: float | None = None, *, scale: float = 1.0, lowest: float 
 
 def write(path: Path, content: dict) -> Path:
     """Write a result file."""
-    path.write_text(json.dumps(content), encoding="utf-8")
+    path.write_text(json.dumps(files.with_checksum(content)), encoding="utf-8")
     return path

@@ -169,6 +169,6 @@ def test_files_are_written_and_identical_when_drawn_twice(tmp_path, draw):
 
 @pytest.mark.parametrize("draw", [rmse, cosine])
 def test_an_error_writes_nothing(tmp_path, draw):
-    with pytest.raises(InputError, match=r"gone\.json: cannot be read"):
+    with pytest.raises(InputError, match=r"gone\.json' cannot be read"):
         draw([Panel(tmp_path / "gone.json", "all", "")], tmp_path / "figure")
     assert list(tmp_path.iterdir()) == []

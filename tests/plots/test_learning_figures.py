@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
 from figures import clashes, clipped, labels, lines
+from run_files import put
 
 import flipgrad as fg
 from flipgrad import plots
@@ -41,7 +41,7 @@ def entry(method: str, augment: str, n: int = EPOCHS, rate: float | None = 0.012
 
 def stored(tmp_path, value) -> object:
     path = tmp_path / "result.json"
-    path.write_text(json.dumps(value))
+    put(path, value)
     return path
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from figures import clipped, lines
+from run_files import put
 
 import flipgrad as fg
 from flipgrad.plots.options import by_layer_figure, over_rates_figure
@@ -39,7 +38,7 @@ def grid(title: str) -> dict:
 @pytest.fixture
 def result(tmp_path):
     path = tmp_path / "beyond.json"
-    path.write_text(json.dumps({"nets": [net("first"), net("second")], "grids": [grid("one"), grid("two"), grid("three")]}))
+    put(path, {"nets": [net("first"), net("second")], "grids": [grid("one"), grid("two"), grid("three")]})
     return path
 
 
@@ -83,7 +82,7 @@ def test_what_is_not_there_is_refused(result, tmp_path):
         ({"nets": [broken], "grids": []}, "no positive numbers 'rmse'|holds no trainings"),
     ):
         path = tmp_path / "broken.json"
-        path.write_text(json.dumps(record))
+        put(path, record)
         for draw in (lambda path: by_layer_figure(path, ["first"]), over_rates_figure):
             with pytest.raises(fg.InputError, match=message):
                 draw(path)

@@ -1,9 +1,8 @@
-import json
 import re
 from html.parser import HTMLParser
 
 import pytest
-from run_files import epoch, evaluation, example, put, write_evil_run, write_run
+from run_files import epoch, evaluation, example, put, put_lines, write_evil_run, write_run
 
 from flipgrad.errors import InputError
 from flipgrad.plots import report
@@ -176,10 +175,10 @@ def test_an_ensemble_that_was_not_measured(tmp_path):
     )
 
 
-def test_a_run_of_one_epoch_and_old_names(tmp_path):
+def test_a_run_of_one_epoch_and_few_numbers(tmp_path):
     write_run(tmp_path, evaluated=False)
-    old = {key: value for key, value in epoch(1).items() if key not in ("objective", "lr", "gradient_norm", "saturated")}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(old | {"train_loss": 1.25}) + "\n")
+    few = {key: value for key, value in epoch(1).items() if key not in ("lr", "gradient_norm", "saturated")}
+    put_lines(tmp_path / "metrics.jsonl", [few | {"objective": 1.25}])
     shown = page(tmp_path)
     assert [figure["id"] for figure in shown.tags("figure")] == ["losses", "accuracies"]
     assert "1 epoch 1.5 s" in shown.text
@@ -206,6 +205,6 @@ def test_a_broken_file_is_named_and_the_earlier_page_stays(tmp_path):
     path = report(write_run(tmp_path))
     before = path.read_bytes()
     (tmp_path / "evaluation.json").write_text("{")
-    with pytest.raises(InputError, match=r"evaluation\.json: is not JSON"):
+    with pytest.raises(InputError, match=r"evaluation\.json' is not JSON"):
         report(tmp_path)
     assert path.read_bytes() == before

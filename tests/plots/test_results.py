@@ -101,7 +101,8 @@ def test_what_is_wrong_is_said(tmp_path, change, expected):
 def test_a_file_that_is_json_but_no_result(tmp_path):
     path = tmp_path / "r.json"
     path.write_text("[1, 2]")
-    assert "has no 'estimators'" in message(path)
+    assert "r.json' is no file of flipgrad" in message(path)
+    assert "has no 'estimators'" in message(write(path, {"samples": 3}))
 
 
 def test_only_the_chosen_estimators_are_read_the_most_prominent_first(tmp_path):

@@ -1,11 +1,10 @@
-import json
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from run_files import LAYERS, config, epoch, evaluation, example, put, scores, write_run
+from run_files import LAYERS, config, epoch, evaluation, example, put, put_lines, scores, write_run
 
 from flipgrad.errors import InputError
 from flipgrad.plots.runs import Epoch, Scores, read_metrics, read_run
@@ -43,7 +42,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
 
 def test_only_configuration_and_metrics_must_be_there(tmp_path):
     put(tmp_path / "config.json", {"config": {}})
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n')
+    put_lines(tmp_path / "metrics.jsonl", [{"epoch": 1}])
     run = read_run(tmp_path)
     assert run.epochs == [Epoch(1)]
     assert (run.command, run.versions, run.machine, run.summary, run.evaluation) == ([], {}, {}, None, None)
@@ -52,30 +51,23 @@ def test_only_configuration_and_metrics_must_be_there(tmp_path):
     assert (found.splits, found.classes, found.examples, found.disagreement) == ({}, [], [], None)
 
 
-def test_the_objective_had_another_name(tmp_path):
-    (tmp_path / "m.jsonl").write_text('{"epoch": 1, "train_loss": 0.5}\n')
-    assert read_metrics(tmp_path / "m.jsonl")[0].objective == 0.5
-
-
 def test_what_is_no_finite_number_is_missing(tmp_path):
-    (tmp_path / "m.jsonl").write_text(
-        '{"epoch": 1, "objective": NaN, "lr": Infinity, "seconds": null, "saturated": {"a": NaN}}\n'
-    )
+    record = {"epoch": 1, "objective": math.nan, "lr": math.inf, "seconds": None, "saturated": {"a": math.nan}}
+    put_lines(tmp_path / "m.jsonl", [record])
     assert read_metrics(tmp_path / "m.jsonl") == [Epoch(1)]
 
 
 def test_of_an_epoch_done_twice_the_later_counts(tmp_path):
     lines = [(1, 9.0), (2, 8.0), (3, 7.0), (2, 6.0)]
-    (tmp_path / "m.jsonl").write_text("".join(json.dumps({"epoch": e, "objective": o}) + "\n" for e, o in lines))
+    put_lines(tmp_path / "m.jsonl", [{"epoch": e, "objective": o} for e, o in lines])
     assert [(found.number, found.objective) for found in read_metrics(tmp_path / "m.jsonl")] == [(1, 9.0), (2, 6.0), (3, 7.0)]
 
 
 @given(st.integers(0, 400))
 def test_metrics_cut_anywhere_give_every_whole_epoch(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("cut") / "m.jsonl"
-    whole = "".join(
-        json.dumps({"epoch": e, "objective": 1.5, "gradient_norm": {"ä": 0.5}}) + "\n" for e in range(1, 6)
-    ).encode()
+    put_lines(path, [{"epoch": e, "objective": 1.5, "gradient_norm": {"ä": 0.5}} for e in range(1, 6)])
+    whole = path.read_bytes()
     path.write_bytes(whole[: min(cut, len(whole))])
     found = read_metrics(path)
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
@@ -85,31 +77,32 @@ def test_metrics_cut_anywhere_give_every_whole_epoch(tmp_path_factory, cut):
 
 def test_a_broken_line_is_named(tmp_path):
     path = tmp_path / "m.jsonl"
-    path.write_text('{"epoch": 1}\n{"epoch": 2, "lr"\n{"epoch": 3}\n')
-    with pytest.raises(InputError, match=r"m\.jsonl, line 2: is not JSON .*; remove the line, or train again"):
+    put_lines(path, [{"epoch": 1}])
+    first = path.read_text()
+    path.write_text(f'{first}{{"epoch": 2, "lr"\n{first}')
+    with pytest.raises(InputError, match=r"m\.jsonl', line 2: is not JSON .*; remove the line, or train again"):
         read_metrics(path)
     # The last one, too, if it was written to its end.
-    path.write_text('{"epoch": 1}\n{"epoch": 2, "lr"\n')
-    with pytest.raises(InputError, match=r"m\.jsonl, line 2: is not JSON"):
+    path.write_text(f'{first}{{"epoch": 2, "lr"\n')
+    with pytest.raises(InputError, match=r"m\.jsonl', line 2: is not JSON"):
         read_metrics(path)
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("record", "message"),
     [
-        ("[1]", "line 1: the record: must be an object, got [1]"),
-        ("{}", "line 1: the record: has no 'epoch'"),
-        ('{"epoch": "1"}', "'epoch' must be a whole number, got '1'"),
-        ('{"epoch": 1.5}', "'epoch' must be a whole number, got 1.5"),
-        ('{"epoch": NaN}', "'epoch' must be a whole number, got nan"),
-        ('{"epoch": true}', "'epoch' must be a whole number, got True"),
-        ('{"epoch": 1, "lr": "fast"}', "'lr' must be a number, got 'fast'"),
-        ('{"epoch": 1, "saturated": [1]}', "'saturated' must be an object, got [1]"),
-        ('{"epoch": 1, "saturated": {"a": "b"}}', "'a' must be a number, got 'b'"),
+        ({}, "line 1: the record: has no 'epoch'"),
+        ({"epoch": "1"}, "'epoch' must be a whole number, got '1'"),
+        ({"epoch": 1.5}, "'epoch' must be a whole number, got 1.5"),
+        ({"epoch": math.nan}, "'epoch' must be a whole number, got nan"),
+        ({"epoch": True}, "'epoch' must be a whole number, got True"),
+        ({"epoch": 1, "lr": "fast"}, "'lr' must be a number, got 'fast'"),
+        ({"epoch": 1, "saturated": [1]}, "'saturated' must be an object, got [1]"),
+        ({"epoch": 1, "saturated": {"a": "b"}}, "'a' must be a number, got 'b'"),
     ],
 )
-def test_what_is_wrong_in_a_line_is_said(tmp_path, line, message):
-    (tmp_path / "m.jsonl").write_text(line + "\n")
+def test_what_is_wrong_in_a_line_is_said(tmp_path, record, message):
+    put_lines(tmp_path / "m.jsonl", [record])
     with pytest.raises(InputError) as error:
         read_metrics(tmp_path / "m.jsonl")
     assert message in str(error.value)
@@ -125,22 +118,22 @@ def failure(folder):
 
 def test_a_folder_that_is_no_run(tmp_path):
     assert failure(tmp_path / "gone") == f"{tmp_path / 'gone'}: is no folder; give the folder of a run of flipgrad train"
-    assert "config.json: cannot be read (No such file or directory); give the folder of a run" in failure(tmp_path)
+    assert "config.json' cannot be read (No such file or directory); give the folder of a run" in failure(tmp_path)
     put(tmp_path / "config.json", config())
-    assert "metrics.jsonl: cannot be read (No such file or directory); give the folder of a run" in failure(tmp_path)
+    assert "metrics.jsonl' cannot be read (No such file or directory); give the folder of a run" in failure(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "summary.json", "evaluation.json"])
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])
 def test_a_file_that_is_no_json(tmp_path, name, content):
     (write_run(tmp_path) / name).write_bytes(content)
-    assert f"{name}: is not JSON" in failure(tmp_path)
+    assert f"{name}' is not JSON" in failure(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "summary.json", "evaluation.json"])
 def test_a_file_that_is_no_object(tmp_path, name):
     (write_run(tmp_path) / name).write_text("[1]")
-    assert f"{name}: the file: must be an object, got [1]" in failure(tmp_path)
+    assert f"{name}' is no file of flipgrad" in failure(tmp_path)
 
 
 @pytest.mark.parametrize(

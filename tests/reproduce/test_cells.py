@@ -141,7 +141,10 @@ def test_results_of_other_settings_and_damaged_ones_are_refused(tmp_path):
     # Where the data lies is no setting.
     assert Cell(cell.name, cell.work, cell.settings, inputs={"data": "elsewhere"}).read(tmp_path) is not None
     (tmp_path / "count-0/result.json").write_text('{"settings": ')
-    with pytest.raises(fg.InputError, match="is damaged"):
+    with pytest.raises(fg.InputError, match=r"is not JSON .*; delete it, it is made again"):
+        cell.read(tmp_path)
+    fg.files.write_json(tmp_path / "count-0/result.json", {"settings": 3})
+    with pytest.raises(fg.InputError, match=r"is damaged .*; delete it, it is made again"):
         cell.read(tmp_path)
 
 

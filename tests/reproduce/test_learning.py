@@ -219,10 +219,10 @@ def test_costs_are_measured_where_it_was_run_and_estimated_elsewhere(tmp_path):
     assert estimate == costs.Cost(costs.RECORDED["cifar"]["small"].seconds, measured=False)
     assert costs.cost("rmse", "small", tmp_path, 2.0, workers=2).seconds == 2 * costs.RECORDED["rmse"]["small"].seconds
     record = {"scale": "small", "seconds": 12.5, **fg.files.provenance()}
-    (tmp_path / "cifar.json").write_text(json.dumps(record))
+    fg.files.write_json(tmp_path / "cifar.json", record)
     assert costs.cost("cifar", "small", tmp_path, 2.0) == costs.Cost(12.5, measured=True)
     assert not costs.cost("cifar", "paper", tmp_path, 2.0).measured
-    (tmp_path / "cifar.json").write_text(json.dumps({**record, "machine": {**record["machine"], "cores": 1000}}))
+    fg.files.write_json(tmp_path / "cifar.json", {**record, "machine": {**record["machine"], "cores": 1000}})
     assert not costs.cost("cifar", "small", tmp_path, 2.0).measured
     assert 0 < costs.probe() < 10
 
@@ -235,7 +235,8 @@ def claims_file(folder: Path, name: str, title: str) -> None:
         "seconds": 3.0,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps({**record, "sheet": None, "seed": 0, "command": ["--output", "here"]}))
+    more = {"sheet": None, "seed": 0, "command": ["--output", "here"]}
+    fg.files.write_json(folder / f"{name}.json", {**record, **more})
 
 
 def test_the_page_says_what_is_there_and_what_is_not(tmp_path):
@@ -249,8 +250,11 @@ def test_the_page_says_what_is_there_and_what_is_not(tmp_path):
     assert "&lt;b&gt;1&lt;/b&gt;" in text
     assert "1 of 1 claims hold in the 1 experiments" in text
     assert text.count("Not made yet") == len(SOURCES) - 1
-    (tmp_path / "cosine.json").write_text("{}")
+    fg.files.write_json(tmp_path / "cosine.json", {})
     with pytest.raises(fg.InputError, match=r"cosine.json' is damaged"):
+        write_report(tmp_path)
+    (tmp_path / "cosine.json").write_text("{}")
+    with pytest.raises(fg.InputError, match=r"cosine.json' has no checksum: .*; delete it, it is made again"):
         write_report(tmp_path)
 
 
@@ -260,7 +264,7 @@ def test_the_page_has_all_tables_of_new_and_old_result_files(tmp_path, key):
     record = json.loads((tmp_path / "timing.json").read_text())
     record.pop("sheet")
     sheets = [{"caption": f"caption {k}", "head": ["who", "what"], "rows": [["PSA", f"<{k}>"]]} for k in (1, 2)]
-    (tmp_path / "timing.json").write_text(json.dumps({**record, key: sheets if key == "sheets" else sheets[0]}))
+    fg.files.write_json(tmp_path / "timing.json", {**record, key: sheets if key == "sheets" else sheets[0]})
     text = write_report(tmp_path).read_text()
     assert text.count("<table") == (2 if key == "sheets" else 1)
     assert "caption 1" in text

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import torch
 from torch import nn
 
 import flipgrad as fg
 from flipgrad.data import DataSet, Split
-from flipgrad.training import RunFolder, TrainConfig, train
-
-# What differs between two runs that are otherwise the same.
-TIMES = ("seconds", "images_per_second")
+from flipgrad.training import RunFolder, TrainConfig, read_checkpoint, train
 
 
 def blobs(n=60):
@@ -42,17 +37,8 @@ def resume(path, net=None, data=None, arguments=None, **options):
     """Go on with the run in ``path``."""
     net = small_net() if net is None else net
     with RunFolder.reopen(path) as folder:
-        checkpoint = folder.read_checkpoint()
+        checkpoint = read_checkpoint(path)
         return train(config(**options), net, data or blobs(), folder, checkpoint=checkpoint, **(arguments or {})), net
-
-
-def records(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
-def timeless(path):
-    """The metrics of a run without what the clock says."""
-    return [{key: value for key, value in record.items() if key not in TIMES} for record in records(path)]
 
 
 class StopAfter:

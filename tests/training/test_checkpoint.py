@@ -59,14 +59,12 @@ def test_damage_is_told_with_the_file_and_the_fix(tmp_path):
 
 
 def test_a_missing_or_foreign_file_is_refused(tmp_path):
-    with pytest.raises(
-        fg.InputError, match=r"c' is missing: the run stopped before its first one; train anew with --overwrite"
-    ):
+    with pytest.raises(fg.InputError, match=r"c' is missing; put the whole file back, or train anew with --overwrite"):
         Checkpoint.read(tmp_path / "c")
     safetensors.torch.save_file({"weight": torch.randn(3)}, tmp_path / "c")
-    with pytest.raises(fg.InputError, match="c' is no checkpoint of this version of flipgrad"):
+    with pytest.raises(fg.InputError, match="c' is damaged, or no checkpoint of this version of flipgrad"):
         Checkpoint.read(tmp_path / "c")
-    with pytest.raises(fg.InputError, match="truncated or damaged"):
+    with pytest.raises(fg.InputError, match="is a folder, expected a file"):
         Checkpoint.read(tmp_path)
 
 
@@ -80,6 +78,13 @@ def test_the_state_of_another_training_is_refused():
         Trainer(config(), wider, blobs()).restore(state, "'run/c'")
     with pytest.raises(fg.InputError, match="does not fit"):
         Trainer(config(), small_net(), blobs()).restore(replace(state, facts={**state.facts, "epoch": None}))
+    with pytest.raises(
+        fg.InputError,
+        match=r"'run/c' is of a training on other examples than those of 'blobs' now; put the data back as they were \(",
+    ):
+        Trainer(config(), small_net(), blobs(62)).restore(state, "'run/c'")
+    # Files may be moved.
+    Trainer(config(data_folder="elsewhere"), small_net(), blobs()).restore(state)
     two = replace(state, facts={**state.facts, "processes": 2})
     with pytest.raises(
         fg.InputError, match=r"is of 2 processes, and there are 1: go on with as many, torchrun --nproc-per-node 2"

@@ -42,6 +42,9 @@ from flipgrad.training import TrainConfig
         ({"objective": "bound"}, "the bound of one sample is the expected loss; give more, e.g. --samples 5"),
         ({"precision": "int3"}, "unknown precision 'int3'; choose from float32, bfloat16"),
         ({"device": "nonsense"}, "device 'nonsense' is not available"),
+        ({"threads": 1_000_000}, "threads is 1000000; it must be at most 1024"),
+        ({"seed": 2**64}, "seed is 18446744073709551616; it must be at most 9223372036854775807"),
+        ({"width": 10**400}, r"width is 10+\.\.\.0+; it must be at most"),
     ],
 )
 def test_a_bad_configuration_is_refused(options, message):

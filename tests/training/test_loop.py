@@ -5,13 +5,14 @@ from dataclasses import asdict, replace
 import pytest
 import safetensors.torch
 import torch
-from problems import StopAfter, blobs, config, records, resume, run, small_net, timeless
+from problems import StopAfter, blobs, config, resume, run, small_net
 from torch import nn
 
 import flipgrad as fg
 from flipgrad.data import Split, digits
 from flipgrad.errors import StorageError
 from flipgrad.training import DivergenceError, RunFolder, TrainConfig, Trainer, digits_net, train
+from torture.runs import records, timeless
 
 
 @pytest.mark.parametrize("estimator", ["psa", "st"])

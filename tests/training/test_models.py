@@ -86,6 +86,13 @@ ERRORS = [
     (lambda: cifar_net(math.nan), r"cifar_net\(width=nan\)"),
     (lambda: digits_net(width=math.inf), r"digits_net\(width=inf\)"),
     (lambda: model("5-5", digits(), -1.0), r"model\(width=-1.0\)"),
+    (lambda: model("1000000-1000000", digits()), "the network's weights need 3,725.* GiB, more than .*; give smaller widths"),
+    (lambda: fully_connected(2, [10**6, 10**6], 2), "the network's weights need 3,725.* GiB"),
+    (lambda: model("5-1000000000", digits()), r"widths=\[5, 1000000000\]: a layer has at most 16,777,216 units; give fewer"),
+    (lambda: model("5-5", digits(), 1e300), r"model\(width=1e\+300\): a layer has at most 16,777,216 units; give a smaller"),
+    (lambda: cifar_net(1e9), r"cifar_net\(width=1000000000.0\): a layer has at most 16,777,216 units"),
+    (lambda: model("9" * 5000, digits()), "unknown model '9"),
+    (lambda: model("\u0665-\u0665", digits()), "unknown model"),
 ]
 
 

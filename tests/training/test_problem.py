@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import flipgrad as fg
+from flipgrad import files
 from flipgrad.training import RunFolder, TrainConfig, load_data, load_run, make_net, train
 from flipgrad.training.own import own_function
 from flipgrad.training.problem import augmentation
@@ -16,6 +17,14 @@ def make(data):
     return fg.Sequential(nn.Flatten(), fg.BinaryLinear(data.train.x[0].numel(), 6), head=nn.Linear(6, data.classes))
 def wrong(data):
     return 3
+def broken(data):
+    raise KeyError("no such\\nthing")
+def leaving(data):
+    raise SystemExit(3)
+def other_inputs(data):
+    return fg.Sequential(nn.Flatten(), fg.BinaryLinear(7, 6), head=nn.Linear(6, data.classes))
+def other_classes(data):
+    return fg.Sequential(nn.Flatten(), fg.BinaryLinear(64, 6), head=nn.Linear(6, 3))
 number = 3
 """
 
@@ -23,6 +32,7 @@ number = 3
 @pytest.fixture
 def _own(tmp_path, monkeypatch):
     (tmp_path / "mine_for_training.py").write_text(OWN)
+    (tmp_path / "fails_for_training.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", sys.path.copy())
 
@@ -73,6 +83,12 @@ def test_a_persons_own_network():
         "mine_for_training:number": "is a int, expected a function",
         "not_there_at_all:make": "No module named 'not_there_at_all'",
         "mine_for_training:": "give package.module:function",
+        ".x:y": "--model '.x:y': give package.module:function",
+        "mine_for_training:broken": r"--model 'mine.*': KeyError: 'no such.*thing' \(line 9 of .*mine_for_training.py\)$",
+        "mine_for_training:leaving": r"SystemExit: 3 \(line 11 of",
+        "mine_for_training:other_inputs": r"returned a network that fails on inputs \[2, 1, 8, 8\]: a fully connected layer",
+        "mine_for_training:other_classes": "returned a network of 3 outputs for 10 classes",
+        "fails_for_training:make": "ZeroDivisionError: division by zero",
     }.items():
         with pytest.raises(fg.InputError, match=message):
             make_net(TrainConfig(model=model), data)
@@ -87,6 +103,12 @@ def test_a_persons_own_network():
         ({"data_folder": "here"}, "the data set 'digits' has no files; leave --data-folder out"),
         ({"image_size": 8}, "image_size is for a folder of images; the data set 'digits' has its own size"),
         ({"data": "mnist", "data_folder": "nowhere"}, "is missing"),
+        (
+            {"data": "toy", "augment": "shift"},
+            "augment 'shift' is for images; the data set 'toy' has none: leave --augment out",
+        ),
+        ({"data": "toy", "augment": "affine"}, "augment 'affine' is for images"),
+        ({"data": "toy", "augment": "flip-crop"}, "augment 'flip-crop' is for images"),
     ],
 )
 def test_bad_data_is_refused(options, message):
@@ -131,9 +153,55 @@ def test_a_run_is_loaded_with_its_weights_and_data(tmp_path):
     assert not run.net.training
     assert all(torch.equal(value, run.net.state_dict()[name]) for name, value in net.state_dict().items())
     assert torch.equal(run.data.validation.x, data.validation.x)
+    assert run.same_data
     (tmp_path / "run/weights.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(fg.InputError, match=r"weights.safetensors' is damaged or of another network \("):
+    with pytest.raises(
+        fg.InputError, match=r"weights.safetensors' is truncated or damaged.*; flipgrad train --resume .* writes it"
+    ):
         load_run(tmp_path / "run")
     (tmp_path / "run/weights.safetensors").unlink()
-    with pytest.raises(fg.InputError, match=r"is missing: the run has no whole epoch yet; flipgrad train --resume"):
+    with pytest.raises(fg.InputError, match=r"weights.safetensors' is missing; flipgrad train --resume .* writes it again"):
         load_run(tmp_path / "run")
+    with RunFolder.reopen(tmp_path / "run") as folder:
+        folder.save_weights(fg.Sequential(fg.BinaryLinear(2, 3), head=nn.Linear(3, 2)), data)
+    with pytest.raises(fg.InputError, match=r"does not fit the network that the configuration makes of the data \("):
+        load_run(tmp_path / "run")
+
+
+def test_a_run_on_other_data_is_told(tmp_path):
+    config = TrainConfig(data="toy", epochs=1, eval_samples=1, estimator="st")
+    with RunFolder(tmp_path / "run") as folder:
+        folder.write_config(config)
+        data = load_data(config)
+        data.test.y[0] = 1 - data.test.y[0]
+        folder.save_weights(make_net(config, data), data)
+    assert not load_run(tmp_path / "run").same_data
+
+
+@pytest.mark.usefixtures("_own")
+def test_a_stored_function_runs_only_if_it_is_named_again(tmp_path, monkeypatch):
+    config = TrainConfig(model="mine_for_training:make", epochs=1, eval_samples=1, estimator="st")
+    data = load_data(config)
+    with RunFolder(tmp_path / "run") as folder:
+        train(config, make_net(config, data), data, folder)
+    monkeypatch.delitem(sys.modules, "mine_for_training")
+    before = sys.path.copy()
+    message = (
+        r"config.json' names your own function 'mine_for_training:make' as the network; flipgrad runs no code that only a file "
+        r"names: if you trust it, add --model mine_for_training:make \(in Python: model='mine_for_training:make'\)$"
+    )
+    with pytest.raises(fg.InputError, match=message):
+        load_run(tmp_path / "run")
+    for other in ("mine_for_training:wrong", "digits"):
+        with pytest.raises(fg.InputError, match=r"the run's model is 'mine_for_training:make' and not"):
+            load_run(tmp_path / "run", model=other)
+    assert "mine_for_training" not in sys.modules
+    assert sys.path == before
+    assert len(load_run(tmp_path / "run", model="mine_for_training:make").net.binary_layers) == 1
+
+
+def test_what_is_to_be_typed_is_quoted(tmp_path):
+    # Whoever copies the line must not run what the file smuggles in.
+    files.write_json(tmp_path / "config.json", {"config": {"model": "a:b; rm -rf ~"}})
+    with pytest.raises(fg.InputError, match="--model 'a:b; rm -rf ~' "):
+        load_run(tmp_path)

@@ -2,6 +2,7 @@ import pytest
 from problems import blobs, config, small_net
 
 import flipgrad as fg
+from flipgrad import files
 from flipgrad.training import DivergenceError, RunFolder, Trainer, automatic_rate, read_trials
 from flipgrad.training.search import Trial
 
@@ -69,10 +70,17 @@ def test_a_trial_that_diverges_counts_as_infinite(monkeypatch):
 def test_trials_are_stored_and_read(tmp_path):
     trials = [Trial(0.1, 2.0), Trial(0.5, float("inf"))]
     with RunFolder(tmp_path / "run") as folder:
-        assert read_trials(tmp_path / "run") == []
-        folder.write_trials(trials)
-    assert read_trials(tmp_path / "run") == trials
-    for content in ("[", "3", "[3]", "[{}]"):
-        (tmp_path / "run/search.json").write_text(content)
-        with pytest.raises(fg.InputError, match=r"search.json' holds no trials of a search; remove it"):
-            read_trials(tmp_path / "run")
+        assert read_trials(tmp_path / "run", blobs()) == []
+        folder.write_trials(trials, blobs())
+    assert read_trials(tmp_path / "run", blobs()) == trials
+    with pytest.raises(
+        fg.InputError, match=r"search.json' is of a search on other data; put the data back as they were, or rem"
+    ):
+        read_trials(tmp_path / "run", blobs(62))
+    for trials in (None, 3, [3], [{}]):
+        files.write_json(tmp_path / "run/search.json", {"trials": trials, "data": blobs().fingerprint})
+        with pytest.raises(fg.InputError, match=r"remove it|needs its 'rate'"):
+            read_trials(tmp_path / "run", blobs())
+    (tmp_path / "run/search.json").write_text("[")
+    with pytest.raises(fg.InputError, match=r"search.json' is not JSON .*; remove it, and the search begins anew"):
+        read_trials(tmp_path / "run", blobs())

@@ -2,15 +2,18 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 import torch
-from problems import config, small_net
+from problems import blobs, config, resume, run, small_net
 
 import flipgrad as fg
+from flipgrad import files
 from flipgrad.errors import StorageError
-from flipgrad.training import RunFolder, read_config
+from flipgrad.training import RunFolder, read_checkpoint, read_config
 from flipgrad.training.lock import FolderLock
+from flipgrad.training.run import LARGEST_CONFIG
 
 
 def test_a_run_folder_is_not_overwritten_unless_asked(tmp_path):
@@ -76,7 +79,7 @@ def test_a_lock_file_that_was_taken_away_meanwhile_is_made_anew(tmp_path, monkey
 def test_a_failed_write_leaves_the_earlier_file_whole(tmp_path, monkeypatch):
     with RunFolder(tmp_path / "run") as folder:
         net = small_net()
-        folder.save_weights(net)
+        folder.save_weights(net, blobs())
         before = (tmp_path / "run/weights.safetensors").read_bytes()
 
         def full(descriptor):
@@ -84,14 +87,14 @@ def test_a_failed_write_leaves_the_earlier_file_whole(tmp_path, monkeypatch):
 
         monkeypatch.setattr("flipgrad.files.os.fsync", full)
         with pytest.raises(StorageError, match=r"cannot write '.*weights.safetensors': No space left on device"):
-            folder.save_weights(net)
+            folder.save_weights(net, blobs())
     assert (tmp_path / "run/weights.safetensors").read_bytes() == before
 
 
 def test_tied_weights_can_be_saved(tmp_path):
     layer = torch.nn.Linear(3, 3)
     with RunFolder(tmp_path / "run") as folder:
-        folder.save_weights(torch.nn.Sequential(layer, layer))
+        folder.save_weights(torch.nn.Sequential(layer, layer), blobs())
 
 
 def test_metrics_are_cut_to_the_checkpoint(tmp_path):
@@ -99,12 +102,23 @@ def test_metrics_are_cut_to_the_checkpoint(tmp_path):
         for epoch in (1, 2, 3):
             folder.append_metrics({"epoch": epoch})
         assert folder.keep_metrics(2) == [{"epoch": 1}, {"epoch": 2}]
-        assert (tmp_path / "run/metrics.jsonl").read_text() == '{"epoch": 1}\n{"epoch": 2}\n'
+        path = tmp_path / "run/metrics.jsonl"
+        assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [1, 2]
         with pytest.raises(fg.InputError, match=r"metrics.jsonl' does not hold the 3 epochs of the checkpoint; put it back"):
             folder.keep_metrics(3)
-        (tmp_path / "run/metrics.jsonl").write_text('{"epoch": 1}\n{"ep')
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-10])
         with pytest.raises(fg.InputError, match="does not hold the 2 epochs"):
             folder.keep_metrics(2)
+        path.write_bytes(whole.replace(b"2", b"3", 1))
+        with pytest.raises(
+            fg.InputError, match=r"metrics.jsonl', line 2: was edited or damaged.*; put it back, or move it else"
+        ):
+            folder.keep_metrics(2)
+        # As the message says.
+        path.unlink()
+        assert folder.keep_metrics(2) == []
+        assert path.read_bytes() == b""
 
 
 def test_only_the_folder_of_a_run_can_be_reopened(tmp_path):
@@ -118,13 +132,89 @@ def test_the_configuration_is_read_back(tmp_path):
     with RunFolder(tmp_path / "run") as folder:
         folder.write_config(config(epochs=9), processes=1)
     assert read_config(tmp_path / "run") == config(epochs=9)
-    stored = json.loads((tmp_path / "run/config.json").read_text())
+    path = tmp_path / "run/config.json"
+    stored = json.loads(path.read_text())
     stored["config"]["device"] = "cuda:77"
-    (tmp_path / "run/config.json").write_text(json.dumps(stored))
+    path.write_text(json.dumps(stored))
+    with pytest.raises(fg.InputError, match=r"config.json' was edited or damaged.*; put it back as it was, or train anew"):
+        read_config(tmp_path / "run")
+    files.write_json(path, stored)
     assert read_config(tmp_path / "run", device="cpu").device == "cpu"
-    for content in ("{", "3", "{}", '{"config": 3}'):
-        (tmp_path / "run/config.json").write_text(content)
+    for content in ({}, {"config": 3}):
+        files.write_json(path, content)
         with pytest.raises(fg.InputError, match=r"config.json' is not the configuration of a run"):
             read_config(tmp_path / "run")
-    with pytest.raises(fg.InputError, match=r"is no folder of a run: config.json: No such file"):
+    with pytest.raises(fg.InputError, match=r"config.json' cannot be read \(No such file or directory\); give the --output of"):
         read_config(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is nested too deeply"),
+        ('{"config": {"seed": 1' + "0" * 5000 + "}}", "is not JSON"),
+        (" " * (LARGEST_CONFIG + 1), "has more than 16,777,216 bytes"),
+        ({"config": {"seed": 2**63}}, "seed is 9223372036854775808; it must be at most 9223372036854775807"),
+        ({"config": {"seed": 10**400}}, "seed is 1000"),
+        ({"config": {"lr": 10**400}}, "lr is 1000"),
+        ({"config": {"threads": 1_000_000}}, "threads is 1000000; it must be at most 1024"),
+        ({"config": {"threads": 2**70}}, "threads is 1180591620717411303424; it must be at most 1024"),
+        (
+            {"config": {"data_folder": "\x1b[2J"}},
+            r"data_folder is '\x1b[2J'; it must have at most 4096 characters, and no contr",
+        ),
+        ({"config": {"estimator": "psa" * 1_000_000}}, "estimator is 'psapsa"),
+        ({"config": {"x" * 1_000_000: 3}}, "has an unknown field 'xxx"),
+        ({"config": {"data": ["x"] * 1000}}, "data is ['x', 'x'"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_hostile_configuration_is_one_short_line(tmp_path, content, message):
+    path = tmp_path / "config.json"
+    path.write_text(content) if isinstance(content, str) else files.write_json(path, content)
+    with pytest.raises(fg.InputError) as error:
+        read_config(tmp_path)
+    assert message in str(error.value)
+    assert len(str(error.value)) < 700 + len(str(tmp_path))
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["config.json", "summary.json", "checkpoint.safetensors", "weights.safetensors"])
+def test_a_folder_in_the_place_of_a_file_is_told_and_removing_it_helps(tmp_path, name):
+    run(tmp_path / "run", epochs=1)
+    (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / name).mkdir()
+    with pytest.raises(
+        fg.InputError, match=rf"{name}' is a folder, expected a file|cannot write '.*{name}': it is a folder; rem"
+    ):
+        resume(tmp_path / "run", epochs=2)
+    with pytest.raises(fg.InputError, match=rf"cannot write '.*{name}': it is a folder; remove it"):
+        RunFolder(tmp_path / "run", overwrite=True)
+    (tmp_path / "run" / name).rmdir()
+    RunFolder(tmp_path / "run", overwrite=True).close()
+
+
+def test_a_link_in_a_run_leads_no_writer_elsewhere(tmp_path):
+    path, precious = tmp_path / "run", tmp_path / "precious"
+    run(path, epochs=1)
+    for name in (".lock", ".weights.safetensors.part", ".probe.part", "metrics.jsonl", "weights.safetensors"):
+        precious.write_text("keep")
+        (path / name).unlink(missing_ok=True)
+        (path / name).symlink_to(precious)
+        with suppress(fg.InputError, StorageError):
+            resume(path, epochs=2)
+        with suppress(fg.InputError, StorageError), RunFolder(path, overwrite=True) as folder:
+            folder.save_weights(small_net(), blobs())
+        assert precious.read_text() == "keep"
+        (path / name).unlink(missing_ok=True)
+        files.new_folder(path, overwrite=True)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    for name in ("config.json", "checkpoint.safetensors"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(fg.InputError, match="is a device, expected a file"):
+        read_config(tmp_path)
+    with pytest.raises(fg.InputError, match="is a device, expected a file"):
+        read_checkpoint(tmp_path)

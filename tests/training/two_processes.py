@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from problems import StopAfter, blobs, config, small_net, timeless
+from problems import StopAfter, blobs, config, small_net
 from torch import Tensor
 
 from flipgrad.data import Split
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.training import Checkpoint, Processes, RunFolder, Trainer, connect, train
 from flipgrad.training.loop import isolated
+from torture.runs import timeless
 
 # With batches of 4: the last one has a single example, so that the second process has none.
 EXAMPLES, BATCH = 13, 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from reprlib import repr as brief
 from threading import Event
 
 from rich.console import Console
@@ -99,4 +100,4 @@ def whole_numbers(text: str, what: str, separator: str) -> list[int]:
     try:
         return [int(part) for part in text.split(separator)]
     except ValueError:
-        raise InputError(f"{what} {text!r}: give whole numbers separated by {separator!r}") from None
+        raise InputError(f"{what} {brief(text)}: give whole numbers separated by {separator!r}") from None

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from flipgrad import files, plots
 from flipgrad.cli._shared import evaluation_table
+from flipgrad.sampling import check_seed
 from flipgrad.training import RunFolder, load_run
 from flipgrad.training import evaluate as measure
 from flipgrad.training.predictions import describe
@@ -22,9 +23,15 @@ def evaluate(
     samples: Annotated[int | None, typer.Option(help="Draws per image (default: the run's --eval-samples).")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
     device: Annotated[str | None, typer.Option(help="Torch device (default: the run's).")] = None,
+    data_folder: Annotated[str | None, typer.Option(help="Where the data set's files are now, if they were moved.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The run's own package.module:function again: no code is run that only a file names."),
+    ] = None,
 ) -> None:
     """Measure a trained network: accuracies and losses with one, many and no samples; store evaluation.json and report.html."""
-    loaded = load_run(run, device=device)
+    check_seed(seed)
+    loaded = load_run(run, device=device, data_folder=data_folder, model=model)
     torch.set_num_threads(loaded.config.threads)
     count = loaded.config.eval_samples if samples is None else samples
     splits = {"validation": loaded.data.validation, "test": loaded.data.test}
@@ -36,7 +43,10 @@ def evaluate(
     predictions = describe(loaded.net, loaded.data.test.to(loaded.config.device), count, seed=seed)
     file = run / RunFolder.EVALUATION
     content = {"splits": {name: asdict(result) for name, result in results.items()}, **predictions, "seed": seed}
+    content["same_data"] = loaded.same_data
     files.write_json(file, {**content, **files.provenance()})
     console = Console(markup=False, highlight=False)
     console.print(evaluation_table({f"{name.capitalize()} images": result for name, result in results.items()}))
+    if not loaded.same_data:
+        console.print("These are not, to the bit, the data that the network was trained on.")
     console.print(f"Numbers and examples are in {file}, and on the page {plots.report(run)}", soft_wrap=True)

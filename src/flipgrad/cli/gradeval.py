@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Annotated, Literal
 
 import torch
@@ -18,14 +19,14 @@ from flipgrad.cli._shared import Work, whole_numbers, working
 from flipgrad.data import toy
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS, Estimator, Exact
-from flipgrad.gradeval import REFERENCE_FACTOR, Accuracy, Result, by_name, check_samples, evaluate
+from flipgrad.gradeval import REFERENCE_FACTOR, Accuracy, Result, by_name, check_options, evaluate
 from flipgrad.network import Sequential
 from flipgrad.noise import noise_by_name
 from flipgrad.objectives import CrossEntropy, Objective
 from flipgrad.training.config import check_device
 from flipgrad.training.models import fully_connected
-from flipgrad.training.own import own_function
-from flipgrad.training.reference import reference_training
+from flipgrad.training.own import call_own, check_runs
+from flipgrad.training.reference import check_epochs, reference_training
 
 PAPER = "reinforce,arm,concrete:0.1,concrete,tanh,st,psa:sampled"
 
@@ -73,26 +74,26 @@ def gradeval(
     names = estimators.split(",")
     # Mistakes are told before hours of work.
     by_name(names, lambda: torch.zeros(1))
-    check_samples(samples)
     truth = _truth(reference)
+    check_options(samples, seed, truth, reference_samples, workers)
     check_device(device)
-    console = Console()
+    make = _own(model) if model is not None else _toy(widths, epochs, noise, seed)
+    console = Console(markup=False, highlight=False)
     folder = files.new_folder(output, overwrite=overwrite)
     paths: dict[str, Path] = {}
     try:
         with working(console) as work:
-            subjects = _own(model) if model else _toy(widths, whole_numbers(epochs, "--epochs", ","), noise, seed, work)
-            for subject in subjects:
+            for subject in make(work):
                 result = _measure(subject, names, samples, work, seed, truth, reference_samples, device, workers)
                 paths[subject.title] = folder / f"{subject.name}.json"
                 result.write(paths[subject.title], title=subject.title, device=device)
                 _print(console, subject.title, result)
     except KeyboardInterrupt:
-        console.print(f"Interrupted. {len(paths)} finished results are in {folder}", highlight=False)
+        console.print(f"Interrupted. {len(paths)} finished results are in {folder}")
         raise
     _draw(folder, paths)
     written = ", ".join(path.name for path in paths.values())
-    console.print(f"Results ({written}) and figures are in {folder}", highlight=False, soft_wrap=True)
+    console.print(f"Results ({written}) and figures are in {folder}", soft_wrap=True)
 
 
 def _measure(
@@ -128,24 +129,36 @@ def _measure(
     )
 
 
-def _toy(widths: str, epochs: list[int], noise: str, seed: int, work: Work) -> Iterator[_Subject]:
+# Makes what is measured, one after the other; what can be wrong with it was found out before.
+_Make = Callable[[Work], Iterator[_Subject]]
+
+
+def _toy(widths: str, epochs: str, noise: str, seed: int) -> _Make:
     data = toy(seed=seed).train
-    units = whole_numbers(widths, "--widths", "-")
+    units, wanted = whole_numbers(widths, "--widths", "-"), whole_numbers(epochs, "--epochs", ",")
+    check_epochs(wanted)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = fully_connected(2, units, 2, noise=noise_by_name(noise))
-    nets = reference_training(
-        data, units, epochs, net=net, seed=seed, report=lambda _: work.advance("reference training", 1, max(epochs))
-    )
-    for epoch, net in nets.items():
-        yield _Subject(f"epoch-{epoch}", f"{widths}, epoch {epoch:,}", net, data.x, CrossEntropy(data.y))
+
+    def make(work: Work) -> Iterator[_Subject]:
+        def report(epoch: int) -> None:
+            work.advance("reference training", 1, max(wanted))
+
+        for epoch, trained in reference_training(data, units, wanted, net=net, seed=seed, report=report).items():
+            yield _Subject(f"epoch-{epoch}", f"{widths}, epoch {epoch:,}", trained, data.x, CrossEntropy(data.y))
+
+    return make
 
 
-def _own(model: str) -> Iterator[_Subject]:
-    made = own_function(model)()
+def _own(model: str) -> _Make:
+    made = call_own(model)
     if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], Sequential) and isinstance(made[1], Tensor)):
-        raise InputError(f"--model {model!r} must return (flipgrad.Sequential, inputs [B, ...], objective), got {made!r:.60}")
-    yield _Subject("model", model.partition(":")[2], *made)
+        raise InputError(
+            f"--model {brief(model)} must return (flipgrad.Sequential, inputs [B, ...], objective), got {brief(made)}"
+        )
+    check_runs(model, made[0], made[1])
+    return lambda work: iter([_Subject("model", model.partition(":")[2], *made)])
 
 
 def _truth(name: str) -> Estimator | Literal["auto"]:
@@ -175,13 +188,12 @@ def _print(console: Console, title: str, result: Result) -> None:
         f"{name} {measured.samples_per_second:,.0f}{'' if measured.vectorised else ' (one by one)'}"
         for name, measured in result.estimators.items()
     )
-    console.print(f"Draws per second: {rates}", highlight=False, soft_wrap=True)
+    console.print(f"Draws per second: {rates}", soft_wrap=True)
     if result.reference.kind == "draws":
         errors = ", ".join(f"{layer.name} {layer.error:.1%}" for layer in result.reference.layers)
         console.print(
             f"Compared with the mean of {result.reference.draws:,} draws of {result.reference.estimator}, whose own relative "
             f"standard error is: {errors}",
-            highlight=False,
             soft_wrap=True,
         )
 

@@ -13,6 +13,7 @@ from flipgrad.cli._shared import working
 from flipgrad.errors import InputError
 from flipgrad.plots.report import duration
 from flipgrad.reproduce import EXPERIMENTS, SCALES, DaskRunner, LocalRunner, Workshop, costs, keep, write_report
+from flipgrad.sampling import check_seed
 
 RESULTS = Path("results")
 # Names that are no experiments: all of them, and the page of what is there.
@@ -47,7 +48,7 @@ def reproduce(
 
     What is already in the output folder is not computed again, so an interrupted command goes on where it was.
     """
-    console = Console()
+    console = Console(markup=False, highlight=False)
     if show or not names:
         console.print(_list(output, workers))
         return
@@ -56,6 +57,7 @@ def reproduce(
         raise InputError(f"no figure {unknown[0]!r}; choose {', '.join(EXPERIMENTS)}, or all, or report")
     if dask and workers:
         raise InputError("--workers is for processes of this machine; a cluster has its own: leave it out with --dask")
+    check_seed(seed)
     folder = output or RESULTS / scale
     wanted = list(EXPERIMENTS) if ALL in names else [name for name in dict.fromkeys(names) if name != REPORT]
     if wanted:
@@ -74,19 +76,17 @@ def reproduce(
                     augmentations=augmentations,
                 )
                 for name in wanted:
-                    console.print(EXPERIMENTS[name].reproduce(shop), highlight=False, markup=False, soft_wrap=True)
+                    console.print(EXPERIMENTS[name].reproduce(shop), soft_wrap=True)
         except KeyboardInterrupt:
             message = f"Interrupted. What was done is in {folder}; the same command goes on from there."
-            console.print(message, highlight=False, markup=False, soft_wrap=True)
+            console.print(message, soft_wrap=True)
             raise
         message = f"Figures (PNG, PDF), numbers (JSON) and texts are in {folder}"
-        console.print(message, highlight=False, markup=False, soft_wrap=True)
+        console.print(message, soft_wrap=True)
     if ALL in names or REPORT in names:
-        console.print(f"The page is {write_report(folder)}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"The page is {write_report(folder)}", soft_wrap=True)
     if keep_in is not None:
-        console.print(
-            f"What is worth keeping is in {keep(folder, keep_in).parent}", highlight=False, markup=False, soft_wrap=True
-        )
+        console.print(f"What is worth keeping is in {keep(folder, keep_in).parent}", soft_wrap=True)
 
 
 def _list(output: Path | None, workers: int | None) -> Table:

@@ -33,6 +33,7 @@ from flipgrad.training import (
     connect,
     load_data,
     make_net,
+    read_checkpoint,
     read_config,
     read_trials,
 )
@@ -40,11 +41,12 @@ from flipgrad.training import train as run_training
 from flipgrad.training.board import Board
 from flipgrad.training.config import AUTO, CHOICES
 from flipgrad.training.processes import launched_rank, started_by_torchrun
+from flipgrad.training.run import is_whole, resume_command
 from flipgrad.training.search import Trial
 
 DEFAULTS = TrainConfig()
 # What may be said together with --resume: none of it changes what is computed up to the epochs that were asked for.
-WITH_RESUME = ("resume", "epochs", "checkpoint_minutes", "tensorboard")
+WITH_RESUME = ("resume", "epochs", "checkpoint_minutes", "tensorboard", "data_folder", "model")
 # Networks so small that more threads only cost.
 SMALL = ("digits", "toy")
 
@@ -160,7 +162,8 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Go on with the run in this folder, to the bit as if it had not stopped; --epochs makes it longer.",
+            help="Go on with the run in this folder, to the bit as if it had not stopped; --epochs makes it longer, --model "
+            "repeats a package.module:function, --data-folder tells where the files were moved.",
             rich_help_panel=STORE,
         ),
     ] = None,
@@ -180,7 +183,8 @@ def train(
     """
     if resume is not None:
         _refuse_other_options(ctx)
-        config = _longer(read_config(resume), epochs if _given(ctx, "epochs") else None)
+        stored = read_config(resume, data_folder=data_folder, model=model if _given(ctx, "model") else None, repair=True)
+        config = _longer(stored, epochs if _given(ctx, "epochs") else None)
         path = resume
     else:
         config = TrainConfig(
@@ -243,21 +247,24 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
         if first:
             folder = stack.enter_context(RunFolder.reopen(path) if resume else RunFolder(path, overwrite=overwrite))
         searching = config.lr == AUTO
-        checkpoint = Checkpoint.read(path / RunFolder.CHECKPOINT) if resume and not searching else None
+        checkpoint = read_checkpoint(path) if resume and not searching else None
         done = 0 if checkpoint is None else int(checkpoint.facts.get("epoch", 0))
-        if (path / RunFolder.SUMMARY).is_file() and done == config.epochs:
+        if done == config.epochs and is_whole(path):
             message = f"The run in {path} is finished: {_epochs(config)}. More: --epochs N"
             console.print(message, soft_wrap=True)
+            # A full disk or a kill may have come between the last numbers and the pictures.
+            if folder is not None and not all((path / name).is_file() for name in (folder.CURVE, folder.REPORT)):
+                _draw(folder)
             return
         board = stack.enter_context(closing(Board(path / "tensorboard", done))) if tensorboard and first else None
         command = _Command(path, folder, console, stack.enter_context(closing(connect(config.device))))
-        with _explained(command):
+        with _explained(command, config):
             if searching:
-                config = _search(config, data, command, read_trials(path) if resume else [])
+                config = _search(config, data, command, read_trials(path, data) if resume else [])
             epoch_done = board.write if board else lambda record: None
             evaluation = _train(config, net, data, command, checkpoint, epoch_done, minutes)
-        if folder is not None:
             _draw(folder)
+        if folder is not None:
             console.print(evaluation_table({"Test images": evaluation}))
             files = f"Weights, metrics, {folder.CURVE} and {folder.REPORT} are in {path}"
             console.print(files, soft_wrap=True)
@@ -283,7 +290,7 @@ def _search(config: TrainConfig, data: DataSet, command: _Command, done: list[Tr
             processes=command.processes,
             done=done,
             report=report,
-            trial_done=folder.write_trials if folder else lambda trials: None,
+            trial_done=lambda trials: folder.write_trials(trials, data) if folder else None,
             stop=lambda: work.interrupted,
         )
     command.console.print(f"The best of {len(result.trials)} rates is {result.rate:.3g}")
@@ -321,7 +328,7 @@ def _train(
 
 
 @contextmanager
-def _explained(command: _Command) -> Iterator[None]:
+def _explained(command: _Command, config: TrainConfig) -> Iterator[None]:
     """Whatever ends the work early: say what is kept, and how to go on."""
     path, console = command.path, command.console
     try:
@@ -329,13 +336,15 @@ def _explained(command: _Command) -> Iterator[None]:
     except KeyboardInterrupt:
         _draw(command.folder)
         console.print(f"Interrupted. Everything is saved in {path}; go on with:", soft_wrap=True)
-        console.print(f"  {_go_on(path)}", soft_wrap=True)
+        console.print(f"  {_go_on(path, config)}", soft_wrap=True)
         raise
     except DivergenceError as error:
         _draw(command.folder)
         raise DivergenceError(f"{error}; the last good state is in {path}") from None
     except StorageError as error:
-        raise StorageError(f"{error}; make room, and go on with: {_go_on(path)}") from None
+        begun = (path / RunFolder.CONFIG).is_file()
+        how = f"go on with: {_go_on(path, config)}" if begun else "give the same command with --overwrite"
+        raise StorageError(f"{error}; make room, and {how}") from None
 
 
 def _given(ctx: typer.Context, name: str) -> bool:
@@ -374,12 +383,10 @@ def _default_threads(data: str) -> int:
     return 1 if data in SMALL else max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _go_on(path: Path) -> str:
+def _go_on(path: Path, config: TrainConfig) -> str:
     """What to type to go on."""
-    start = "flipgrad"
-    if started_by_torchrun():
-        start = f"torchrun --nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE')} -m flipgrad"
-    return f"{start} train --resume {path}"
+    many = f"torchrun --nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE')} -m " if started_by_torchrun() else ""
+    return many + resume_command(path, config)
 
 
 def _epochs(config: TrainConfig) -> str:

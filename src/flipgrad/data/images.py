@@ -10,12 +10,15 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from flipgrad import memory
 from flipgrad.data.sets import DataSet, Split
 from flipgrad.errors import InputError
 
 ENDINGS = {".png", ".jpg", ".jpeg"}
 GREY = {"1", "L"}
 COLOUR = {"RGB", "P"}
+# Of a pixel: as a number in floating point for each colour, of those that are read from grey images just one.
+BYTES = 4
 
 Pixels = NDArray[np.uint8]
 
@@ -43,13 +46,18 @@ def image_folder(path: Path, size: int | None = None, test_share: float = 0.1, s
             raise InputError(f"'{entry}' is not in the folder of a class; move it into one, or elsewhere")
     if len(classes) < 2:
         raise InputError(f"'{path}' has {len(classes)} sub-folders, expected two or more: one per class, with its images")
+    files = [list(_files(folder)) for folder in classes]
+    count = sum(map(len, files))
+    _check_memory(count, (size or 1, size or 1))
     images: list[Pixels] = []
     labels: list[int] = []
     first = None
-    for label, folder in enumerate(classes):
-        for file in _files(folder):
+    for label, of_class in enumerate(files):
+        for file in of_class:
             pixels = _read(file, size)
-            first = first or (file, pixels.shape[:2])
+            if first is None:
+                first = (file, pixels.shape[:2])
+                _check_memory(count, first[1])
             if pixels.shape[:2] != first[1]:
                 ours, theirs = (f"{height}x{width} pixels" for height, width in (pixels.shape[:2], first[1]))
                 raise InputError(f"'{file}' has {ours}, but '{first[0]}' has {theirs}; resize all of them with size=")
@@ -60,6 +68,12 @@ def image_folder(path: Path, size: int | None = None, test_share: float = 0.1, s
     x = torch.from_numpy(stacked).permute(0, 3, 1, 2).float().contiguous().div_(127.5).sub_(1)
     train, test = Split(x, torch.tensor(labels)).divide(test_share, seed=seed)
     return DataSet(path.resolve().name, train, test, classes=len(classes), background=0.0)
+
+
+def _check_memory(count: int, shape: tuple[int, ...]) -> None:
+    height, width = shape
+    what = f"{count:,} images of {height}x{width} pixels"
+    memory.check_fits(count * height * width * BYTES, what, "resize them to fewer pixels, e.g. --image-size 32")
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -95,9 +109,10 @@ def _read(file: Path, size: int | None) -> Pixels:
             mode = stored.mode
             transparent = "transparency" in stored.info
             image = ImageOps.exif_transpose(stored).convert("L" if mode in GREY else "RGB")
-    # Pillow reports a broken PNG as a syntax error, and one that would fill the memory with an error of its own.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"'{file}' cannot be read as PNG or JPEG: {error}; replace or remove it") from None
+    # A damaged image fails in as many ways as there are steps in Pillow's decoders: a PNG file without pixels is an IndexError.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"'{file}' cannot be read as PNG or JPEG: {reason}; replace or remove it") from None
     if mode not in GREY | COLOUR or transparent:
         kind = f"{mode} with transparency" if transparent else mode
         raise InputError(f"'{file}' has pixels of the kind {kind}, expected 8-bit grey or RGB without transparency; convert it")

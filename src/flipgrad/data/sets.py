@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Generator, Tensor
 
 from flipgrad.errors import InputError
+from flipgrad.files import tensors_checksum
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,15 @@ class DataSet:
     classes: int
     background: float
     validation: Split | None = None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum of all examples, which tells whether two data sets are the same."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        tensors = {
+            f"{name}.{kind}": getattr(part, kind) for name, part in parts.items() if part is not None for kind in ("x", "y")
+        }
+        return tensors_checksum(tensors)
 
     def with_validation(self, share: float = 0.1, *, seed: int = 0) -> DataSet:
         """The same problem with a ``share`` of the training examples put aside for validation; the test part stays.

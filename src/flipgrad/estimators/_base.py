@@ -19,6 +19,7 @@ class Estimator(ABC):
         unbiased: whether the estimate has the exact gradient as its mean, in every network.
         unbiased_in: where a biased estimator is unbiased all the same, in words.
         relaxed_objective: whether it differentiates a surrogate of the expected loss, which is then its loss value.
+        second_derivatives: whether its losses are an ordinary function that may be differentiated twice; else that is an error.
         cost: the cost in words, where the number of passes does not tell it.
         citation: where it comes from.
     """
@@ -26,6 +27,7 @@ class Estimator(ABC):
     unbiased: ClassVar[bool]
     unbiased_in: ClassVar[str] = ""
     relaxed_objective: ClassVar[bool] = False
+    second_derivatives: ClassVar[bool] = False
     cost: ClassVar[str] = ""
     citation: ClassVar[str]
 

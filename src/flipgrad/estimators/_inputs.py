@@ -17,6 +17,8 @@ its posterior given the layer's states y is :math:`q_i = p_i / (p_i + (1 - p_i)\
 - "auto" is "posterior" where the posterior is known, and "sampled" elsewhere.
 
 The posterior is known where a unit goes to one layer only: then nothing but that layer's states tells of it.
+:class:`flipgrad.Sequential` knows where units go. In a graph written by hand that is seen only on the way back, too late for
+another rule: there "auto" is "sampled", and with "posterior" and "rao-blackwell" a unit that goes elsewhere too is an error.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from typing import Any, Literal, final, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flipgrad import flips
 from flipgrad.affine import Affine, LinearMap
 from flipgrad.errors import InputError
+from flipgrad.guards import once
 from flipgrad.layers import LayerCall
 from flipgrad.noise import Noise
 from flipgrad.priors import Prior
@@ -63,7 +65,7 @@ def averages(call: LayerCall, inputs: InputRule) -> bool:
     """Whether a layer's weights take other inputs than its sampled states by a rule: else the estimate is the ordinary one."""
     if not call.binary or inputs == "sampled":
         return False
-    return inputs != "auto" or call.prior is not None
+    return inputs != "auto" or (call.prior is not None and call.prior.watch is None)
 
 
 def states(call: LayerCall, inputs: InputRule, tolerance: float, attach: Attach, *, flips: bool) -> Tensor:
@@ -87,6 +89,8 @@ def states(call: LayerCall, inputs: InputRule, tolerance: float, attach: Attach,
             "is not known which layer drew it: keep the states in autograd's graph (no detach, no torch.no_grad), or use "
             "inputs='sampled'"
         )
+    if inputs != "mean" and call.prior.watch is not None:
+        call.x = call.prior.watch()
     log_odds, x = call.prior.log_odds(), call.x.detach()
     if inputs == "mean":
         return attach(call.affine.at_inputs(call.x, a, _mean, (log_odds,), flips=flips), sampled)
@@ -181,7 +185,7 @@ class _OwnInput(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if not ctx.needs_input_grad[1]:
             return grad, *[None] * 7

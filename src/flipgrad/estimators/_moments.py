@@ -47,7 +47,8 @@ class MomentEstimator(LocalEstimator):
         if not is_linear(net.head):
             raise InputError(
                 f"{type(self).__name__} knows only the means and variances of the last units and samples the outputs of a "
-                f"linear head from them, the head is {type(net.head).__name__}: use torch.nn.Linear, or another estimator"
+                f"linear head from them, the head is {type(net.head).__name__}: use torch.nn.Linear without hooks, or another "
+                "estimator"
             )
         linear = LinearMap(net.head.weight, net.head.bias)
         affine = FoldedMap(linear, plan.tail) if plan.tail else linear

@@ -44,6 +44,7 @@ class ADF(MomentEstimator):
 
     unbiased = False
     relaxed_objective = True
+    second_derivatives = True
     citation = "Shekhovtsov, Flach 2019; Gast, Roth 2018"
 
     def means(self, call: LayerCall, mu: Tensor, v: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ class Concrete(LinearHeadEstimator):
 
     unbiased = False
     relaxed_objective = True
+    second_derivatives = True
     citation = "Maddison, Mnih, Teh 2017; Jang, Gu, Poole 2017"
 
     def __init__(self, t: float = 1.0) -> None:

@@ -30,6 +30,7 @@ class Exact(Estimator):
     """
 
     unbiased = True
+    second_derivatives = True
     cost = "L matrices of 4^n"
     citation = "Shekhovtsov, Yanush, Flach 2020"
 

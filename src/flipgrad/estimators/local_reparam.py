@@ -37,6 +37,7 @@ class LocalReparam(MomentEstimator):
 
     unbiased = False
     relaxed_objective = True
+    second_derivatives = True
     citation = "Kingma, Salimans, Welling 2015; Shekhovtsov, Yanush, Flach 2020"
 
     def means(self, call: LayerCall, mu: Tensor, v: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flipgrad.estimators._paths import Path, per_example
 from flipgrad.estimators.baselines import BaselineEstimator
+from flipgrad.guards import check_not_checkpointed
 from flipgrad.layers import LayerCall
 from flipgrad.objectives import evaluate
 
@@ -72,6 +73,7 @@ def _mean_field(path: Path) -> tuple[list[Tensor], tuple[Tensor, ...], Tensor]:
         return evaluate(path.batch.objective, path.net.outputs(states)), means
 
     # Slopes in the means are slopes in an offset of them.
+    check_not_checkpointed()
     transform: Any = torch.func.vjp(loss, *[torch.zeros_like(a) for a in path.a], has_aux=True)
     losses, pullback, means = transform
     slopes = pullback(torch.ones_like(losses))

@@ -10,13 +10,13 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flipgrad.affine import Affine
 from flipgrad.estimators import _inputs
 from flipgrad.estimators._base import LocalEstimator
 from flipgrad.estimators._head import HeadGradient, check_head, head_losses
 from flipgrad.estimators._inputs import InputRule, allowed_error, check_inputs
+from flipgrad.guards import once
 from flipgrad.layers import LayerCall
 from flipgrad.network import Sequential
 from flipgrad.noise import Noise
@@ -52,7 +52,8 @@ class PSA(LocalEstimator):
             many places). "posterior" takes the state's mean given the next layer's states, nearly as good in wide layers and
             a third of the cost; "mean" its mean given the layer before, which costs nothing and has the least variance, but
             so much bias that long trainings end at a higher loss. The two with a posterior need units that go to one layer
-            only; "auto" is "posterior" in these layers and "sampled" in the others.
+            only; "auto" is "posterior" where :class:`flipgrad.Sequential` knows that they do, and "sampled" elsewhere, also in
+            graphs written by hand.
         head: the gradient in the head's own parameters. "sampled" is that of the sampled loss; "enhanced" averages it over
             flips of the last layer's units with the paper's weight 1/n; "rao-blackwell" averages that of each weight of a
             linear head over its own unit's two states (and is "sampled" for other heads). All have the same mean; the
@@ -127,7 +128,7 @@ class _FlipStates(torch.autograd.Function):
         ctx.save_for_backward(a, x, weight)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, x, weight = ctx.saved_tensors
         grad_a = 2 * ctx.noise.pdf(a) * grad if ctx.needs_input_grad[0] else None

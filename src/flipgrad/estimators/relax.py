@@ -74,7 +74,14 @@ class RELAX(ConcreteControl):
             )
 
     def added(self, k: int, states: Tensor) -> Tensor:
-        values: Tensor = self.surrogates[k](states.flatten(1))
+        units = states.flatten(1).shape[1]
+        try:
+            values: Tensor = self.surrogates[k](states.flatten(1))
+        except RuntimeError as error:
+            raise InputError(
+                f"RELAX: surrogate {k} fails on the {units} {states.dtype} units of layer {k + 1} ({error}); use an "
+                "estimator of its own for every network, in the network's dtype and on its device"
+            ) from error
         if values.shape not in ((len(states),), (len(states), 1)):
             raise InputError(
                 f"RELAX: surrogate {k} gave {list(values.shape)} for states {list(states.flatten(1).shape)}; it must give one "

@@ -32,6 +32,7 @@ class Tanh(LinearHeadEstimator):
     unbiased = False
     unbiased_in = "F and objective linear"
     relaxed_objective = True
+    second_derivatives = True
     citation = "Peterson, Anderson 1987"
 
     def passes(self, depth: int) -> int:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.flips import interpolated, native, separable, triton, vectorized
-from flipgrad.flips._arguments import check_dimensions, fake_per_unit, flat, memory_format, unflat
+from flipgrad.flips._arguments import check_devices, check_kinds, check_shapes, fake_per_unit, flat, memory_format, unflat
 from flipgrad.flips.choice import CALL, TERM, Choice, choose, common_dtype, explain, spread
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
@@ -40,19 +40,22 @@ MOST = 10
 
 
 class _Sum(NamedTuple):
-    """A sum over the flips of every unit, of states, pre-activations and another tensor like these."""
+    """A sum over the flips of every unit, of states, pre-activations and another tensor like these, which is ``given``."""
 
+    given: str
     exact: Mapping[str, Callable[..., Tensor]]
     separable: Callable[..., Tensor]
     error: Callable[[separable.Plan, Noise], float]
 
 
 _FLIP = _Sum(
+    "grad",
     {"native": native.flip_product, "triton": triton.flip_product, "vectorized": vectorized.flip_product},
     separable.product,
     lambda plan, noise: plan.estimated_error,
 )
 _RATIO = _Sum(
+    "states",
     {"native": native.log_ratio, "triton": triton.log_ratio, "vectorized": vectorized.log_ratio},
     interpolated.ratio,
     lambda plan, noise: interpolated.errors(plan, noise)[0],
@@ -177,7 +180,8 @@ def _compute(
     geometry: Geometry | None,
 ) -> Tensor:
     """A sum over flips by the implementation that is chosen."""
-    check_dimensions(x, geometry)
+    check_kinds(x=x, a=a, **{kind.given: other}, weight=weight)
+    check_shapes(x, weight, geometry, a=a, **{kind.given: other})
     dtype = common_dtype(x, a, other, weight)
     states, a, other, weight = (t.detach().to(dtype) for t in (x, a, other, weight))
     choice = choose(weight, noise, _places(a), tolerance, a=a)
@@ -201,7 +205,10 @@ def _slope(
     geometry: Geometry | None,
 ) -> Tensor:
     """The slope product: to a tolerance where there is a separable form that is faster, else in tensor operations."""
-    check_dimensions(x, geometry)
+    check_kinds(x=x, share=share, a=a, grad=grad, weight=weight)
+    check_shapes(x, weight, geometry, a=a, grad=grad)
+    if share.shape != x.shape:
+        raise InputError(f"share has shape {tuple(share.shape)}, but the states have {tuple(x.shape)}: give a factor for each")
     dtype = common_dtype(x, share, a, grad, weight)
     states, share, a, grad, kernel = (t.detach().to(dtype) for t in (x, share, a, grad, weight))
     plan = _slope_plan(kernel, noise, a, tolerance)
@@ -262,6 +269,7 @@ def _slope_operator(
 
 
 def _fake_slope(x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, *_: object) -> Tensor:
+    check_devices(x, share, a, grad, weight)
     return torch.empty_like(weight, memory_format=torch.contiguous_format)
 
 

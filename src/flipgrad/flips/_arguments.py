@@ -29,34 +29,68 @@ def unflat(shape: Sequence[int]) -> Geometry | None:
 
 
 def check_dtypes(taker: str, **tensors: Tensor) -> None:
-    """Refuse tensors of different dtypes, or of those that the kernel, ``taker``, does not take."""
+    """Refuse sparse tensors, and those of different dtypes or of those that the kernel, ``taker``, does not take."""
     first, like = next(iter(tensors.items()))
     for name, t in tensors.items():
+        if t.layout != torch.strided:
+            raise InputError(f"{name} is {t.layout}: {taker} dense tensors, e.g. {name}.to_dense()")
         if t.dtype not in DTYPES:
             raise InputError(f"{name} has dtype {t.dtype}: {taker} {', '.join(str(dtype) for dtype in DTYPES)}")
         if t.dtype != like.dtype:
             raise InputError(f"{name} has dtype {t.dtype}, but {first} has {like.dtype}: give them one dtype")
 
 
-def check_dimensions(x: Tensor, geometry: Geometry | None) -> None:
-    """Refuse states of another kind of layer."""
-    if geometry is None and x.dim() != 2:
-        raise InputError(f"x has shape {tuple(x.shape)}, not [B, in]: give the geometry of a convolution, e.g. Geometry()")
-    if geometry is not None and x.dim() != 4:
-        raise InputError(f"x has shape {tuple(x.shape)}, not [B, C, H, W]: a fully connected layer has no geometry")
+def check_devices(*arguments: object) -> None:
+    """Refuse tensors on different devices: if one is "meta", torch asks for a result without numbers, and gets it as one."""
+    devices = {str(t.device) for t in arguments if isinstance(t, Tensor)}
+    if len(devices) > 1:
+        raise InputError(f"the tensors are on {' and '.join(sorted(devices))}: move them to one device")
+
+
+def check_kinds(**tensors: Tensor) -> None:
+    """Refuse tensors on different devices, sparse ones, and those of no real numbers: results have the states' dtype."""
+    check_devices(*tensors.values())
+    for name, t in tensors.items():
+        if t.layout != torch.strided:
+            raise InputError(f"{name} is {t.layout}: give it as {name}.to_dense()")
+        if not t.is_floating_point():
+            raise InputError(f"{name} has dtype {t.dtype}, expected floating point: give it as {name}.float()")
 
 
 def check_shapes(x: Tensor, weight: Tensor, geometry: Geometry | None, **of_outputs: Tensor) -> None:
     """Refuse shapes that do not belong together: a kernel would read other memory than the tensors'."""
-    check_dimensions(x, geometry)
+    _check_dimensions(x, weight, geometry)
     places: tuple[int, ...] = ()
+    groups = 1
     if geometry is not None:
+        _check_geometry(geometry, weight)
         sizes = zip(x.shape[2:], weight.shape[2:], *geometry[:3], strict=True)
         places = tuple((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes)
-    groups = 1 if geometry is None else geometry.groups
+        groups = geometry.groups
     for name, t in of_outputs.items():
         _check_shape(name, t, (x.shape[0], weight.shape[0], *places))
     _check_shape("x", x, (x.shape[0], groups * weight.shape[1], *x.shape[2:]))
+
+
+def _check_dimensions(x: Tensor, weight: Tensor, geometry: Geometry | None) -> None:
+    """Refuse states and weights of another kind of layer."""
+    if geometry is None and x.dim() != 2:
+        raise InputError(f"x has shape {tuple(x.shape)}, not [B, in]: give the geometry of a convolution, e.g. Geometry()")
+    if geometry is not None and x.dim() != 4:
+        raise InputError(f"x has shape {tuple(x.shape)}, not [B, C, H, W]: a fully connected layer has no geometry")
+    if weight.dim() != x.dim():
+        wanted = "[out, in]" if geometry is None else "[out, C / groups, kh, kw]"
+        raise InputError(f"weight has shape {tuple(weight.shape)}, not {wanted} as the states {tuple(x.shape)} need")
+
+
+def _check_geometry(geometry: Geometry, weight: Tensor) -> None:
+    """Refuse the geometry of no convolution."""
+    stride, padding, dilation, groups = geometry
+    if min(*stride, *dilation, groups) < 1 or min(padding) < 0 or weight.shape[0] % groups:
+        raise InputError(
+            f"{geometry} of a weight {tuple(weight.shape)}: stride, dilation and groups must be at least 1, the padding at "
+            "least 0, and the groups must divide the outputs"
+        )
 
 
 def _check_shape(name: str, t: Tensor, expected: tuple[int, ...]) -> None:
@@ -89,6 +123,7 @@ def memory_format(x: Tensor) -> torch.memory_format:
     return torch.channels_last if channels_last else torch.contiguous_format
 
 
-def fake_per_unit(x: Tensor, *_: object) -> Tensor:
+def fake_per_unit(x: Tensor, *others: object) -> Tensor:
     """What an operator with one number per unit returns, without the numbers."""
+    check_devices(x, *others)
     return torch.empty_like(x, memory_format=memory_format(x))

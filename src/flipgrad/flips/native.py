@@ -29,6 +29,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from flipgrad.capture import capturing
 from flipgrad.errors import InputError
 from flipgrad.flips import vectorized
 from flipgrad.flips._arguments import check_dtypes, fake_per_unit, flat, kernel_operator, memory_format
@@ -173,7 +174,7 @@ def available() -> bool:
 
 def usable(t: Tensor) -> bool:
     """Whether the library is there and takes tensors like ``t`` now: on the processor, and not while a graph is captured."""
-    return available() and t.device.type == "cpu" and not torch.compiler.is_compiling()
+    return available() and t.device.type == "cpu" and not capturing()
 
 
 def reason() -> str:
@@ -515,11 +516,11 @@ def _sum(function: str, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scal
 
 
 def _largest(t: Tensor) -> float:
-    """The largest absolute value."""
+    """The largest absolute value; infinite where one is NaN, which says nothing about the others."""
     if t.numel() == 0:
         return 0.0
     low, high = torch.aminmax(t)
-    return max(-low.item(), high.item())
+    return math.inf if low.isnan() else max(-low.item(), high.item())
 
 
 def _sample(

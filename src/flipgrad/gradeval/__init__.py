@@ -1,7 +1,7 @@
 """Measure gradient estimators against the truth: bias, variance, RMSE and cosine, per layer. Draws no pictures."""
 
 from flipgrad.estimators.names import by_name
-from flipgrad.gradeval.evaluate import REFERENCE_FACTOR, Measured, Result, check_samples, evaluate
+from flipgrad.gradeval.evaluate import REFERENCE_FACTOR, Measured, Result, check_options, evaluate
 from flipgrad.gradeval.reference import Reference, ReferenceLayer
 from flipgrad.gradeval.statistics import Accuracy
 
@@ -13,6 +13,6 @@ __all__ = [
     "ReferenceLayer",
     "Result",
     "by_name",
-    "check_samples",
+    "check_options",
     "evaluate",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,7 +104,7 @@ class Sampler:
         """``samples`` gradients, [n, P] at a time."""
         parameters = sum(parameter.numel() for parameter in self.problem.parameters().values())
         rows = max(1, min(CHUNK // max(1, self.problem.size()), LARGEST // parameters, -(-samples // PARTS)))
-        sizes = [min(rows, samples - start) for start in range(0, samples, rows)]
+        sizes = (min(rows, samples - start) for start in range(0, samples, rows))
         with _side_by_side(self.workers), ThreadPoolExecutor(self.workers) as pool:
             # Modules are changed while they are evaluated with other parameters, so every worker has its own.
             idle = [copy.deepcopy((self.problem, self.estimator)) for _ in range(self.workers)]
@@ -130,8 +130,8 @@ class Sampler:
         try:
             with _side_by_side(1):
                 vectorised(self.problem, copy.deepcopy(self.estimator), 2, self._stream(0))
-        except (RuntimeError, NotImplementedError):
-            # It does something that torch cannot do for many draws at once, such as to remember each one.
+        except (RuntimeError, NotImplementedError, InputError):
+            # It, or the objective, does something that torch cannot do for many draws at once, such as to remember each one.
             return False
         return True
 
@@ -214,7 +214,7 @@ def check_finite(draws: Tensor, layers: dict[str, slice], name: str) -> None:
 
 
 def _in_order(
-    pool: ThreadPoolExecutor, work: Callable[[int, int], Tensor], sizes: Sequence[int], ahead: int
+    pool: ThreadPoolExecutor, work: Callable[[int, int], Tensor], sizes: Iterable[int], ahead: int
 ) -> Iterator[Tensor]:
     """The results of ``work`` in order, with at most ``ahead`` of them waiting."""
     waiting: list[Future[Tensor]] = []

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any, Literal, final
 
 from torch import Tensor
@@ -25,14 +26,20 @@ from flipgrad.gradeval.reference import (
     exact_reference,
 )
 from flipgrad.gradeval.statistics import CONFIDENCE, COSINE_SHARE, Accuracy, Tally
+from flipgrad.guards import keeping_buffers
 from flipgrad.layers import check_instance
-from flipgrad.network import Sequential
+from flipgrad.network import Sequential, check_sequential
 from flipgrad.objectives import Objective
+from flipgrad.sampling import check_seed
 
 # Fewer draws say nothing about variances.
 FEWEST = 10
+# More draws than a person can wait for.
+MOST_SAMPLES = 10**9
 # A reference of draws has so many times the draws of an estimator.
 REFERENCE_FACTOR = 100
+# More threads than any processor has.
+MOST_WORKERS = 1024
 
 # Told what is at hand, and how many draws of it have come since the last time.
 Report = Callable[[str, int], None]
@@ -94,9 +101,9 @@ class Result:
             **files.provenance(),
         }
 
-    def write(self, path: Path, **more: object) -> None:
+    def write(self, path: Path | str, **more: object) -> None:
         """Write the result, and what ``more`` is to be told, as JSON."""
-        files.write_json(path, {**self.to_dict(), **more})
+        files.write_json(Path(path), {**self.to_dict(), **more})
 
     def accuracy(self, estimator: str, layer: str = "all") -> Accuracy:
         """The accuracy of one estimator in one layer."""
@@ -155,10 +162,10 @@ def evaluate(
     True
     """
     named = _named(estimators)
-    check_samples(samples)
+    check_options(samples, seed, reference, reference_samples, workers)
     if reference_samples is None:
         reference_samples = REFERENCE_FACTOR * samples
-    check_samples(reference_samples, "reference_samples")
+    check_sequential(net, "gradeval")
     problem = Problem(net, x, objective)
     if not problem.parameters():
         raise InputError("the network has no parameter with requires_grad=True, so there is no gradient to measure")
@@ -166,18 +173,33 @@ def evaluate(
         raise InputError("x is empty; give at least one data point")
     net.check_examples_alone("gradeval")
     workers = default_workers(x.device) if workers is None else workers
-    if workers < 1:
-        raise InputError(f"workers={workers}: give at least one")
     tell = report or (lambda name, draws: None)
-    truth = _reference(problem, reference, reference_samples, seed, workers, tell)
-    measured = {name: _measure(problem, truth, name, rule, samples, seed, workers, tell) for name, rule in named.items()}
+    with keeping_buffers(net):
+        truth = _reference(problem, reference, reference_samples, seed, workers, tell)
+        measured = {name: _measure(problem, truth, name, rule, samples, seed, workers, tell) for name, rule in named.items()}
     return Result(measured, truth, samples, len(x), seed)
 
 
-def check_samples(samples: int, name: str = "samples") -> None:
-    """Refuse too few draws."""
-    if samples < FEWEST:
-        raise InputError(f"{name}={samples}: give at least {FEWEST} draws per estimator, e.g. 10000")
+def check_options(
+    samples: int, seed: int, reference: Estimator | Literal["auto"], reference_samples: int | None, workers: int | None
+) -> None:
+    """Refuse options of :func:`evaluate` that need no network to be found wrong, before the work that makes one."""
+    _check_samples(samples, "samples")
+    _check_samples(samples if reference_samples is None else reference_samples, "reference_samples")
+    check_seed(seed)
+    if reference != "auto" and not isinstance(reference, Estimator):
+        raise InputError(f"reference={brief(reference)}: give 'auto', fg.Exact() or an unbiased estimator such as fg.DisARM()")
+    if not isinstance(reference, str | Exact):
+        check_unbiased(reference)
+    if workers is not None and not 1 <= workers <= MOST_WORKERS:
+        raise InputError(f"workers={brief(workers)}: give from 1 to {MOST_WORKERS}, or leave it out for one per core")
+
+
+def _check_samples(samples: int, name: str) -> None:
+    if not FEWEST <= samples <= MOST_SAMPLES:
+        raise InputError(
+            f"{name}={brief(samples)}: give at least {FEWEST} draws per estimator and at most {MOST_SAMPLES}, e.g. 10000"
+        )
 
 
 def _measure(
@@ -212,12 +234,9 @@ def corrected(accuracies: Sequence[Accuracy], reference: Sequence[ReferenceLayer
 def _reference(
     problem: Problem, choice: Estimator | Literal["auto"], draws: int, seed: int, workers: int, tell: Report
 ) -> Reference:
-    if isinstance(choice, str) and choice != "auto":
-        raise InputError(f"reference={choice!r}: give 'auto', fg.Exact() or an unbiased estimator such as fg.DisARM()")
     if isinstance(choice, Exact) or (choice == "auto" and can_be_exact(problem)):
         return exact_reference(problem)
     estimator = DisARM() if isinstance(choice, str) else choice
-    check_unbiased(estimator)
     return drawn_reference(problem, estimator, draws, seed=seed, workers=workers, report=lambda new: tell("reference", new))
 
 

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from math import isfinite
-from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
 from flipgrad.errors import InputError
 
-__all__ = ["brief", "get", "is_finite", "is_number", "load", "mapping", "numbers"]
-
-
-def load(path: Path, *, missing: str, broken: str) -> Any:
-    """The content of a JSON file; ``missing`` and ``broken`` say what to do where it is."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); {missing}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not JSON ({error}); {broken}") from error
+__all__ = ["brief", "get", "is_finite", "is_number", "mapping", "numbers"]
 
 
 def get(entry: Any, key: str, where: str) -> Any:

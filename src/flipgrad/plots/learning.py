@@ -20,7 +20,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from flipgrad.errors import InputError
-from flipgrad.plots._fields import brief, get, is_finite, load, mapping
+from flipgrad.files import read_json
+from flipgrad.plots._fields import brief, get, is_finite, mapping
 from flipgrad.plots.labels import GAP, LINE, label_ends
 from flipgrad.plots.style import SMALL, SOLID, Style, defaults, ordered, save, style_of, text_width, tidy
 
@@ -158,7 +159,7 @@ def smooth(values: Numbers, width: float) -> tuple[Numbers, Numbers]:
 
 def read(result: Path) -> dict[str, list[Trained]]:
     """The trainings in a result file by augmentation, in the order of a legend."""
-    record = load(result, missing="run the experiment that writes it", broken=REWRITE)
+    record = read_json(result, missing="run the experiment that writes it", broken=REWRITE)
     found: dict[str, list[Trained]] = {}
     entries = get(record, "runs", str(result))
     for entry in entries if isinstance(entries, list) else []:

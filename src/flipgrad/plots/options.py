@@ -15,7 +15,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from flipgrad.errors import InputError
-from flipgrad.plots._fields import get, is_finite, load, mapping
+from flipgrad.files import read_json
+from flipgrad.plots._fields import get, is_finite, mapping
 from flipgrad.plots.labels import note
 from flipgrad.plots.style import GREY, SMALL, defaults, log_ticks, plain, save, style_of, tidy
 
@@ -241,7 +242,7 @@ def _final(run: Mapping[str, Any]) -> float:
 
 
 def _list(result: Path, key: str) -> list[Any]:
-    record = load(result, missing="run the experiment that writes it", broken=REWRITE)
+    record = read_json(result, missing="run the experiment that writes it", broken=REWRITE)
     entries = get(record, key, str(result))
     if not isinstance(entries, list):
         raise InputError(f"{result}: {key!r} must be a list; {REWRITE}")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flipgrad.errors import InputError
-from flipgrad.plots._fields import get, load, mapping, numbers
+from flipgrad.files import read_json
+from flipgrad.plots._fields import get, mapping, numbers
 from flipgrad.plots.style import ordered
 
 REWRITE = "run the evaluation again to rewrite it"
@@ -107,8 +108,8 @@ def read(path: Path, layer: str) -> LayerResult:
         raise InputError(f"{path}: {error}; {REWRITE}") from error
 
 
-def _record(path: Path) -> Any:
-    return load(path, missing="run the evaluation that writes it, or correct the path", broken=REWRITE)
+def _record(path: Path) -> dict[str, Any]:
+    return read_json(path, missing="run the evaluation that writes it, or correct the path", broken=REWRITE)
 
 
 class _UnknownLayerError(InputError):

@@ -6,7 +6,6 @@ infinite (a run that diverged) counts as missing: the rest can be shown all the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flipgrad.errors import InputError
-from flipgrad.plots._fields import brief, get, is_finite, is_number, load, mapping, numbers
+from flipgrad.files import read_json, read_json_lines
+from flipgrad.plots._fields import brief, get, is_finite, is_number, mapping, numbers
 
 CONFIG, METRICS, SUMMARY, EVALUATION = "config.json", "metrics.jsonl", "summary.json", "evaluation.json"
 
 NO_RUN = "give the folder of a run of flipgrad train"
-RETRAIN = "restore it, or train again"
+REWRITE = "delete it, and flipgrad train --resume with this folder writes it again"
 REEVALUATE = "run flipgrad evaluate again to rewrite it"
 
 
@@ -118,9 +118,8 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise InputError(f"{folder}: is no folder; {NO_RUN}")
     path = folder / CONFIG
-    record = load(path, missing=NO_RUN, broken=RETRAIN)
-    with _fixing(str(path), RETRAIN):
-        record = _object(record, "the file")
+    record = read_json(path, missing=NO_RUN, broken=REWRITE)
+    with _fixing(str(path), REWRITE):
         config = mapping(record, "config", "the file")
         command = record.get("command") or []
         versions, machine = _optional(record, "versions"), _optional(record, "machine")
@@ -145,21 +144,10 @@ def read_metrics(path: Path) -> list[Epoch]:
     Raises:
         InputError: if the file is missing or a line is broken.
     """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); {NO_RUN}") from error
+    fix = "remove the line, or train again"
     epochs: dict[int, Epoch] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if number == len(lines):
-                break
-            raise InputError(f"{path}, line {number}: is not JSON ({error}); remove the line, or train again") from error
-        with _fixing(f"{path}, line {number}", "remove the line, or train again"):
+    for number, record in enumerate(read_json_lines(path, missing=NO_RUN, broken=fix), 1):
+        with _fixing(f"{path}, line {number}", fix):
             epoch = _epoch(record)
         epochs[epoch.number] = epoch
     return [epochs[number] for number in sorted(epochs)]
@@ -174,14 +162,11 @@ def _fixing(where: str, advice: str) -> Iterator[None]:
         raise InputError(f"{where}: {error}; {advice}") from error
 
 
-def _epoch(record: Any) -> Epoch:
-    record = _object(record, "the record")
-    objective = _number(record, "objective")
+def _epoch(record: Mapping[str, Any]) -> Epoch:
     return Epoch(
         number=_whole(record, "epoch", "the record"),
         scores=_scores(record),
-        # Its name in older files.
-        objective=_number(record, "train_loss") if objective is None else objective,
+        objective=_number(record, "objective"),
         lr=_number(record, "lr"),
         seconds=_number(record, "seconds"),
         images_per_second=_number(record, "images_per_second"),
@@ -199,17 +184,16 @@ def _scores(record: Mapping[str, Any]) -> Scores:
 def _read_summary(path: Path) -> Scores | None:
     if not path.exists():
         return None
-    record = load(path, missing=NO_RUN, broken=RETRAIN)
-    with _fixing(str(path), RETRAIN):
-        return _scores(_object(record, "the file"))
+    record = read_json(path, missing=NO_RUN, broken=REWRITE)
+    with _fixing(str(path), REWRITE):
+        return _scores(record)
 
 
 def _read_evaluation(path: Path) -> Evaluated | None:
     if not path.exists():
         return None
-    record = load(path, missing=NO_RUN, broken=REEVALUATE)
+    record = read_json(path, missing=NO_RUN, broken=REEVALUATE)
     with _fixing(str(path), REEVALUATE):
-        record = _object(record, "the file")
         samples = _number(record, "samples")
         classes = record.get("classes") or []
         examples = record.get("examples") or []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, ScalarFormatter
 
 from flipgrad.errors import InputError
+from flipgrad.files import read_json
 from flipgrad.plots.style import BLUE, GREEN, GREY, ORANGE, SMALL, defaults, save, tidy
 
 LABELS = {"width": "channels", "depth": "binary layers", "batch": "batch size", "cores": "threads"}
@@ -26,8 +26,8 @@ def scaling(result: Path, output: Path) -> list[Path]:
 def scaling_figure(result: Path) -> Figure:
     """The figure of :func:`scaling`: one panel for every axis."""
     try:
-        axes_data = json.loads(result.read_text(encoding="utf-8"))["axes"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        axes_data = read_json(result, missing="run the benchmark that writes it", broken="run it again to rewrite it")["axes"]
+    except KeyError as error:
         raise InputError(f"{result}: no result of the benchmark scaling ({error}); run it again to rewrite it") from error
     with defaults():
         figure = Figure(figsize=(7.2, 2.3), layout="constrained")

@@ -9,7 +9,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from flipgrad.errors import InputError
-from flipgrad.plots._fields import get, is_finite, load, mapping
+from flipgrad.files import read_json
+from flipgrad.plots._fields import get, is_finite, mapping
 from flipgrad.plots.style import GREY, SMALL, defaults, ordered, save, style_of, tidy
 
 REWRITE = "run the experiment again to rewrite it"
@@ -28,7 +29,7 @@ def timing(result: Path, output: Path) -> list[Path]:
 
 def timing_figure(result: Path) -> Figure:
     """The figure of `timing`: open circles are the paper's ratios, filled ones ours."""
-    record = load(result, missing="run the experiment that writes it", broken=REWRITE)
+    record = read_json(result, missing="run the experiment that writes it", broken=REWRITE)
     methods, where = mapping(record, "methods", str(result)), str(result)
     reference = str(get(record, "reference", where))
     names = [name for name in ordered(methods) if name != reference]

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from flipgrad.errors import InputError
-from flipgrad.plots._fields import get, load, mapping, numbers
+from flipgrad.files import read_json
+from flipgrad.plots._fields import get, mapping, numbers
 from flipgrad.plots.labels import label_ends
 from flipgrad.plots.style import GREY, SMALL, defaults, log_ticks, ordered, save, style_of, tidy
 
@@ -40,7 +41,7 @@ def toy_example(result: Path, output: Path) -> list[Path]:
 
 def toy_training_figure(result: Path) -> Figure:
     """The figure of `toy_training`: a line is the mean of all networks, a shade reaches from the lowest to the highest."""
-    record = load(result, missing="run the experiment that writes it", broken=REWRITE)
+    record = read_json(result, missing="run the experiment that writes it", broken=REWRITE)
     methods = mapping(record, "methods", str(result))
     with defaults():
         figure = Figure(figsize=(4.8, 3.1))
@@ -78,7 +79,7 @@ def toy_training_figure(result: Path) -> Figure:
 
 def toy_example_figure(result: Path) -> Figure:
     """The figure of `toy_example`: (a) to (f) in two rows, as the paper's; black is where the probability is 1/2."""
-    record = load(result, missing="run the experiment that writes it", broken=REWRITE)
+    record = read_json(result, missing="run the experiment that writes it", broken=REWRITE)
     where = str(result)
     points = [np.array(points) for points in get(record, "points", where)]
     expected, bound = (mapping(record, key, where) for key in ("expected", "bound"))

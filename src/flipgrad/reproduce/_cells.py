@@ -22,6 +22,8 @@ from flipgrad.errors import InputError
 from flipgrad.training.lock import FolderLock
 
 RESULT, SPENT, ERROR = "result.json", "spent.json", "error.txt"
+# What to do about a file that cannot be read.
+AGAIN = "delete it, it is made again"
 # Seconds between two looks whether another process has let go of a cell's folder.
 PATIENCE = 0.2
 
@@ -92,14 +94,16 @@ class Cell:
         if not path.exists():
             return None
         try:
-            record = json.loads(path.read_bytes())
+            record = files.read_json(path, missing=AGAIN, broken=AGAIN)
             settings = record["settings"]
             dict(record["result"])
         except (ValueError, TypeError, KeyError) as error:
-            raise InputError(f"'{path}' is damaged ({error}); delete it, it is made again") from None
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"'{path}' is damaged ({error}); {AGAIN}") from None
         if settings != json.loads(json.dumps(self.settings)):
             raise InputError(f"'{path}' is of other settings; give another --output, or delete it")
-        return dict(record)
+        return record
 
 
 @final
@@ -184,8 +188,8 @@ def _work(cell: Cell, folder: Path, stop: Callable[[], bool], report: Callable[[
 def _spent(folder: Path) -> float:
     """Seconds of earlier attempts that were asked to stop."""
     try:
-        return float(json.loads((folder / SPENT).read_bytes())["seconds"])
-    except (OSError, ValueError, TypeError, KeyError):
+        return float(files.read_json(folder / SPENT, missing=AGAIN, broken=AGAIN)["seconds"])
+    except (ValueError, TypeError, KeyError):
         return 0.0
 
 

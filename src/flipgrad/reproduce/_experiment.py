@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -12,18 +12,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-import safetensors.torch
-
 from flipgrad import exact, files, gradeval
 from flipgrad.data import Split, toy
 from flipgrad.errors import InputError
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
-from flipgrad.reproduce._cells import Cell, Runner
+from flipgrad.reproduce._cells import AGAIN, Cell, Runner
 from flipgrad.reproduce._local import LocalRunner
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference import reference_training
 
+# The kind of the file of a network; changes with the meaning of what is stored.
+NETWORK_FORMAT = "network 1"
 # Told what is at hand, how much of it is new, and how much it is in all.
 Report = Callable[[str, int, int], None]
 
@@ -114,7 +114,7 @@ class Workshop:
         self.runner, self.images, self.augmentations = runner or LocalRunner(1), images, augmentations
         settings = {"scale": scale, "seed": seed}
         mark = folder / self.MARK
-        found = _read(mark) if mark.exists() else None
+        found = _read(mark) if os.path.exists(mark) else None
         if found is not None and found != settings and not overwrite:
             raise InputError(
                 f"'{folder}' holds results of scale {found.get('scale')!r} and seed {found.get('seed')}; give another "
@@ -147,12 +147,12 @@ class Workshop:
                 report=lambda _: self.report(f"train {name}", 1, max(epochs)),
             )
             for at, net in nets.items():
-                files.write(paths[at], safetensors.torch.save(net.state_dict()))
+                files.write(paths[at], files.tensors_to_bytes(NETWORK_FORMAT, net.state_dict()))
         net = fully_connected(self.data.x.shape[1], widths, 2)
         try:
-            net.load_state_dict(safetensors.torch.load(paths[epoch].read_bytes()))
-        except (RuntimeError, safetensors.SafetensorError) as error:
-            raise InputError(f"'{paths[epoch]}' is no network of this kind ({error}); delete it, it is made again") from None
+            net.load_state_dict(files.read_tensors(paths[epoch], NETWORK_FORMAT, missing=AGAIN, broken=AGAIN)[0])
+        except RuntimeError as error:
+            raise InputError(f"'{paths[epoch]}' is no network of this kind ({error}); {AGAIN}") from None
         return net
 
     def measure(
@@ -223,7 +223,7 @@ class Workshop:
         """Write what a figure is drawn from, and return the file."""
         path = self.folder / self.MEASURED / f"{name}.json"
         # On one line: these are long lists of numbers.
-        files.write(path, (json.dumps({**value, "scale": self.scale_name, "seed": self.seed}, allow_nan=False) + "\n").encode())
+        files.write_json(path, {**value, "scale": self.scale_name, "seed": self.seed}, indent=None)
         return path
 
 
@@ -293,10 +293,4 @@ def _name(widths: Sequence[int]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read '{path}' ({error}); delete it, it is made again") from None
-    if not isinstance(value, dict):
-        raise InputError(f"'{path}' is no result file; delete it, it is made again")
-    return value
+    return files.read_json(path, missing=AGAIN, broken=AGAIN)

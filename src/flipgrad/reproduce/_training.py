@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+from flipgrad import files
 from flipgrad.data import DataSet, Split
 from flipgrad.errors import InputError
-from flipgrad.reproduce._cells import Cell, Place
+from flipgrad.reproduce._cells import AGAIN, Cell, Place
 from flipgrad.training import (
-    Checkpoint,
     DivergenceError,
     RunFolder,
     TrainConfig,
     automatic_rate,
     load_data,
     make_net,
+    read_checkpoint,
     read_trials,
     train,
 )
@@ -127,7 +128,7 @@ def train_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     config, data = prepared(settings, place)
     path = place.folder / RUN
     known = (path / RunFolder.CONFIG).is_file()
-    with RunFolder.reopen(path) if known else RunFolder(path, overwrite=True) as folder:
+    with _or_anew(place.folder), RunFolder.reopen(path) if known else RunFolder(path, overwrite=True) as folder:
         if not known:
             folder.write_config(config)
         rate, trials, share = config.lr, [], 0.0
@@ -142,6 +143,15 @@ def train_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
         return {"rate": rate, "trials": trials, "curves": _curves(path / RunFolder.METRICS), "diverged": diverged}
 
 
+@contextmanager
+def _or_anew(folder: Path) -> Iterator[None]:
+    """Whatever is wrong with the files of a training here, there is one more way out than a single run has."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{error}; or delete '{folder}', and this training is done anew") from None
+
+
 def prepared(settings: Mapping[str, Any], place: Place) -> tuple[TrainConfig, DataSet]:
     """The configuration of a training, and its examples."""
     config = TrainConfig.from_json({**settings["config"], "data_folder": place.inputs.get(IMAGES)})
@@ -153,7 +163,7 @@ class _NoRateError(Exception):
 
 
 def _search(config: TrainConfig, data: DataSet, folder: RunFolder, place: Place, share: float) -> dict[str, Any]:
-    done = read_trials(folder.path)
+    done = read_trials(folder.path, data)
     try:
         found = automatic_rate(
             config,
@@ -161,11 +171,11 @@ def _search(config: TrainConfig, data: DataSet, folder: RunFolder, place: Place,
             data,
             done=done,
             report=lambda updates, total, trials: place.report(share * updates / total),
-            trial_done=folder.write_trials,
+            trial_done=lambda trials: folder.write_trials(trials, data),
             stop=place.stop,
         )
     except InputError as error:
-        trials = read_trials(folder.path)
+        trials = read_trials(folder.path, data)
         if trials and all(trial.diverged for trial in trials):
             raise _NoRateError(str(error)) from None
         raise
@@ -174,14 +184,13 @@ def _search(config: TrainConfig, data: DataSet, folder: RunFolder, place: Place,
 
 def _train(config: TrainConfig, data: DataSet, folder: RunFolder, place: Place, share: float) -> str | None:
     """Train, or go on; what happened if it diverged."""
-    path = folder.path / RunFolder.CHECKPOINT
     try:
         train(
             config,
             make_net(config, data),
             data,
             folder,
-            checkpoint=Checkpoint.read(path) if path.is_file() else None,
+            checkpoint=read_checkpoint(folder.path),
             report=lambda done, total, record: place.report(share + (1 - share) * done / total),
             stop=place.stop,
         )
@@ -225,7 +234,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def _curves(metrics: Path) -> dict[str, list[float | None]]:
-    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    records = files.read_json_lines(metrics, missing=AGAIN, broken=AGAIN)
     return {name: [_number(record, path) for record in records] for name, path in COLUMNS.items()}
 
 

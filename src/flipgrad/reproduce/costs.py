@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from flipgrad import files
 from flipgrad.estimators import PSA
 from flipgrad.objectives import CrossEntropy
-from flipgrad.reproduce._cells import one_thread
+from flipgrad.reproduce._cells import AGAIN, one_thread
 from flipgrad.reproduce._local import cores
 from flipgrad.training.models import cifar_net
 
@@ -89,10 +88,10 @@ def cost(name: str, scale: str, folder: Path, speed: float, workers: int | None 
         workers: how many cells run at a time; by default as many as there are cores.
     """
     try:
-        record = json.loads((folder / f"{name}.json").read_bytes())
+        record = files.read_json(folder / f"{name}.json", missing=AGAIN, broken=AGAIN)
         if record["scale"] == scale and _like(record["machine"], files.provenance()["machine"]):
             return Cost(float(record["seconds"]), measured=True)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):
         pass
     known = RECORDED[name][scale]
     return Cost(speed * known.seconds / min(workers or cores(), known.cells), measured=False)

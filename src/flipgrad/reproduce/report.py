@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any, final
 from flipgrad import files
 from flipgrad.errors import InputError
 from flipgrad.plots import paper
+from flipgrad.reproduce._cells import AGAIN
 
 PAGE = "report.html"
 
@@ -168,8 +168,8 @@ def _section(folder: Path, name: str, source: Source) -> paper.Section:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        record = dict(json.loads(path.read_bytes()))
+        record = files.read_json(path, missing=AGAIN, broken=AGAIN)
         record["title"], record["claims"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"'{path}' is damaged ({error}); delete it, it is made again") from None
+    except KeyError as error:
+        raise InputError(f"'{path}' is damaged ({error}); {AGAIN}") from None
     return record

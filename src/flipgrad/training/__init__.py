@@ -9,7 +9,7 @@ from flipgrad.training.models import MODELS, cifar_net, digits_net, fully_connec
 from flipgrad.training.problem import load_data, make_net
 from flipgrad.training.processes import Processes, connect
 from flipgrad.training.rate import automatic_rate
-from flipgrad.training.run import RunFolder, read_config, read_trials
+from flipgrad.training.run import RunFolder, read_checkpoint, read_config, read_trials, read_weights
 from flipgrad.training.trainer import DivergenceError, Trainer
 
 __all__ = [
@@ -33,7 +33,9 @@ __all__ = [
     "make_net",
     "mnist_net",
     "model",
+    "read_checkpoint",
     "read_config",
     "read_trials",
+    "read_weights",
     "train",
 ]

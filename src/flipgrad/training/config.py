@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from reprlib import repr as brief
 
 import torch
 
@@ -99,12 +101,13 @@ class TrainConfig:
         self._check_types()
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise InputError(f"unknown {name} '{getattr(self, name)}'; choose from {', '.join(choices)}")
+                raise InputError(f"unknown {name} {brief(getattr(self, name))}; choose from {', '.join(choices)}")
         for_training(self.estimator, points=1)
         noise_by_name(self.noise)
         for name, least in LEAST.items():
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} is {value}; it must be at least {least}")
         if self.lr != AUTO and not (isinstance(self.lr, float | int) and math.isfinite(self.lr) and self.lr > 0):
             raise InputError(f"the learning rate is {self.lr}; it must be positive and finite, e.g. 0.1, or auto")
         if not (math.isfinite(self.width) and self.width > 0):
@@ -151,7 +154,7 @@ class TrainConfig:
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                raise InputError(f"{where} has an unknown field '{name}'; the fields are {', '.join(known)}")
+                raise InputError(f"{where} has an unknown field {brief(name)}; the fields are {', '.join(known)}")
         try:
             return cls(**values)
         except InputError as error:
@@ -163,9 +166,22 @@ class TrainConfig:
             kinds = [KINDS[part] for part in str(field.type).split(" | ")]
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, tuple(kind for pair in kinds for kind in pair)):
-                raise InputError(f"{field.name} is {value!r}, expected {field.type}")
+                raise InputError(f"{field.name} is {brief(value)}, expected {field.type}")
+            most = MOST.get(field.name, LARGEST_INT)
+            if isinstance(value, int) and abs(value) > most:
+                raise InputError(f"{field.name} is {brief(value)}; it must be at most {most}")
+            if isinstance(value, str) and (len(value) > LONGEST_TEXT or CONTROL.search(value)):
+                raise InputError(
+                    f"{field.name} is {brief(value)}; it must have at most {LONGEST_TEXT} characters, and no control characters"
+                )
 
 
+# What 64 bits hold, and torch takes as a seed.
+LARGEST_INT = 2**63 - 1
+# As much as a path may have.
+LONGEST_TEXT = 4096
+# They could make a terminal show something else than what a file says.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,), "None": (type(None),)}
 CHOICES: dict[str, tuple[str, ...]] = {
     "data": DATA,
@@ -190,12 +206,15 @@ LEAST = {
     "search_epochs": 1,
     "search_images": 2,
 }
+# More threads than any processor has; torch crashes where the system refuses them.
+MOST = {"threads": 1024}
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not there."""
+    """Refuse a device that is not there, or that cannot draw random numbers and give them back."""
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device '{device}' is not available ({reason}); use cpu") from None
+        float(torch.rand(1, device=device, generator=torch.Generator(device)))
+    # Each backend fails in its own way, also by not finding its own modules.
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"device {brief(device)} is not available ({reason:.200}); use cpu") from None

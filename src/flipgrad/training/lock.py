@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+from flipgrad import files
 from flipgrad.errors import InputError
 
 if sys.platform != "win32":
@@ -30,7 +32,7 @@ class FolderLock:
         if sys.platform == "win32":
             return
         while self._descriptor is None:
-            descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | files.NO_LINK, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -45,13 +47,20 @@ class FolderLock:
                 self._descriptor = descriptor
             else:
                 os.close(descriptor)
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"{os.getpid()}\n".encode())
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, f"{os.getpid()}\n".encode())
+        except OSError:
+            # A full disk: the folder is left as it was.
+            self.release()
+            raise
 
     def release(self) -> None:
         """Let others have the folder. A second call does nothing."""
         if self._descriptor is not None:
-            self._file.unlink(missing_ok=True)
+            # What is left behind, where nothing may be removed, locks nothing.
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = None
 

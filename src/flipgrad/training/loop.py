@@ -10,12 +10,13 @@ from typing import Any, final
 
 import torch
 
+from flipgrad import files
 from flipgrad.data import DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.network import Sequential
 from flipgrad.training.checkpoint import Checkpoint
 from flipgrad.training.config import TrainConfig
-from flipgrad.training.metrics import Evaluation
+from flipgrad.training.metrics import Evaluation, is_record
 from flipgrad.training.processes import Processes
 from flipgrad.training.run import RunFolder
 from flipgrad.training.trainer import Trainer
@@ -115,8 +116,15 @@ class _Keeper:
 
         def tidy(folder: RunFolder) -> None:
             records.extend(folder.keep_metrics(self._trainer.epoch))
-            (folder.path / folder.SUMMARY).unlink(missing_ok=True)
+            if records and not is_record(records[-1]):
+                raise InputError(
+                    f"'{folder.path / folder.METRICS}' does not hold the metrics of epochs; put it back, or elsewhere"
+                )
+            files.remove(folder.path / folder.SUMMARY)
             folder.write_config(config, processes=count)
+            if self._trainer.epoch and not self._trainer.updates_done:
+                # They are those of the checkpoint, and may be damaged or missing.
+                folder.save_weights(self._trainer.net, self._trainer.data)
 
         self._write(tidy)
         return records[-1] if records else {}
@@ -135,7 +143,7 @@ class _Keeper:
     def end_epoch(self, record: Mapping[str, Any]) -> None:
         def store(folder: RunFolder) -> None:
             folder.append_metrics(record)
-            folder.save_weights(self._trainer.net)
+            folder.save_weights(self._trainer.net, self._trainer.data)
 
         self._write(store)
         self._save()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Generator, Tensor
@@ -40,6 +40,16 @@ class Evaluation:
     expected_loss: float
     marginal_loss: float
     saturated: dict[str, float]
+
+
+def is_record(metrics: Mapping[str, object]) -> bool:
+    """Whether the ``metrics`` of an epoch, read from a file, hold what an evaluation, the objective and the split are."""
+    numbers = [metrics.get(field.name) for field in fields(Evaluation) if field.name != "saturated"] + [
+        metrics.get("objective")
+    ]
+    shares = metrics.get("saturated")
+    known = isinstance(shares, dict) and isinstance(metrics.get("split"), str)
+    return known and all(isinstance(number, float | int) for number in numbers)
 
 
 @torch.no_grad()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from reprlib import repr as brief
 from typing import Any, Literal, Protocol, get_args
 
+import torch
 from torch import nn
 
+from flipgrad import memory
 from flipgrad.data import DataSet
 from flipgrad.errors import InputError
 from flipgrad.layers import BinaryConv2d, BinaryLinear
@@ -26,6 +29,9 @@ NORMS: tuple[NormName, ...] = get_args(NormName)
 CIFAR_CHANNELS = (96, 96, 96, 192, 192, 192, 192, 192)
 CIFAR_KERNELS = (3, 3, 3, 3, 3, 3, 3, 1)
 CIFAR_STRIDES = (1, 1, 2, 1, 1, 2, 1, 1)
+
+# Units of one layer: with more of them, sizes of weights leave the numbers of 64 bits.
+MOST_UNITS = 2**24
 
 
 def digits_net(classes: int = 10, *, width: float = 1.0, noise: Noise | None = None, norm: NormName = "none") -> Sequential:
@@ -109,7 +115,8 @@ def fully_connected(
     >>> fully_connected(2, [5, 5, 5], 2).head
     Linear(in_features=5, out_features=2, bias=True)
     """
-    return Sequential(*_connected(inputs, widths, _Layers(noise, norm)), head=nn.Linear(widths[-1], classes))
+    layer = _Layers(noise, norm)
+    return _fitting(lambda: Sequential(*_connected(inputs, widths, layer), head=nn.Linear(widths[-1], classes)))
 
 
 class _Make(Protocol):
@@ -142,12 +149,15 @@ def model(name: str, data: DataSet, width: float = 1.0, *, norm: NormName = "non
     Linear(in_features=50, out_features=10, bias=True)
     """
     shape = tuple(data.train.x.shape[1:])
-    if re.fullmatch(r"\d+(-\d+)*", name):
+    if re.fullmatch(r"\d{1,20}(-\d{1,20})*", name, re.ASCII):
         widths = _widened("model", width, _checked([int(units) for units in name.split("-")]))
-        layers = _connected(data.train.x[0].numel(), widths, _Layers(noise, norm))
-        return Sequential(nn.Flatten(), *layers, head=nn.Linear(widths[-1], data.classes))
+        inputs, layer = data.train.x[0].numel(), _Layers(noise, norm)
+        head = widths[-1], data.classes
+        return _fitting(lambda: Sequential(nn.Flatten(), *_connected(inputs, widths, layer), head=nn.Linear(*head)))
     if name not in MODELS:
-        raise InputError(f"unknown model {name!r}; choose from {', '.join(MODELS)}, or give widths such as 200-200-200-200")
+        raise InputError(
+            f"unknown model {brief(name)}; choose from {', '.join(MODELS)}, or give widths such as 200-200-200-200"
+        )
     make, wanted = MODELS[name]
     if shape != wanted:
         fitting = [other for other, (_, images) in MODELS.items() if images == shape]
@@ -155,7 +165,16 @@ def model(name: str, data: DataSet, width: float = 1.0, *, norm: NormName = "non
             f"model {name!r} is for inputs {list(wanted)}, the data set '{data.name}' has {list(shape)}; choose "
             f"{' or '.join([*fitting, 'widths such as 200-200-200-200'])}"
         )
-    return make(width=width, classes=data.classes, noise=noise, norm=norm)
+    return _fitting(lambda: make(width=width, classes=data.classes, noise=noise, norm=norm))
+
+
+def _fitting(make: Callable[[], Sequential]) -> Sequential:
+    """The network, if its weights fit into the memory of this machine."""
+    # On this device tensors have sizes and no content.
+    with torch.device("meta"):
+        size = sum(parameter.numel() * parameter.element_size() for parameter in make().parameters())
+    memory.check_fits(size, "the network's weights", "give smaller widths, e.g. 200-200, or a smaller factor on them")
+    return make()
 
 
 @dataclass(frozen=True)
@@ -189,11 +208,15 @@ def _connected(inputs: int, widths: Sequence[int], layer: _Layers) -> list[Binar
 
 def _checked(widths: Sequence[int]) -> Sequence[int]:
     if not widths or min(widths) < 1:
-        raise InputError(f"widths={list(widths)}: give the units of every binary layer, e.g. 5-5-5")
+        raise InputError(f"widths={brief(list(widths))}: give the units of every binary layer, e.g. 5-5-5")
+    if max(widths) > MOST_UNITS:
+        raise InputError(f"widths={brief(list(widths))}: a layer has at most {MOST_UNITS:,} units; give fewer, e.g. 5-5-5")
     return widths
 
 
 def _widened(name: str, width: float, channels: Sequence[int]) -> list[int]:
     if not 0 < width < math.inf:
         raise InputError(f"{name}(width={width}): the factor on the channels must be positive, e.g. 0.25")
+    if width * max(channels) > MOST_UNITS:
+        raise InputError(f"{name}(width={width}): a layer has at most {MOST_UNITS:,} units; give a smaller factor, e.g. 1.0")
     return [max(1, round(width * depth)) for depth in channels]

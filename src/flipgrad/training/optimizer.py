@@ -65,9 +65,19 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give an optimizer the state that :func:`optimizer_tensors` gave."""
+    """Give an optimizer the state that :func:`optimizer_tensors` gave.
+
+    Raises:
+        ValueError: if a tensor belongs to no parameter, or is not like its own: a fused step reads it by address.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, name = key.partition(".")
+        if not number.isdecimal() or int(number) >= len(parameters):
+            raise ValueError(f"the optimizer's {key!r} belongs to no parameter")
+        like = parameters[int(number)]
+        if value.dim() and (value.shape != like.shape or value.dtype != like.dtype):
+            raise ValueError(f"the optimizer's {key!r} is not like its parameter {list(like.shape)}")
         state.setdefault(int(number), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

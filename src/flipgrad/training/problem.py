@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from reprlib import repr as brief
 from typing import cast
 
 import torch
@@ -14,7 +15,7 @@ from flipgrad.network import Sequential
 from flipgrad.noise import noise_by_name
 from flipgrad.training.config import AUTO, TrainConfig
 from flipgrad.training.models import NormName, model
-from flipgrad.training.own import own_function
+from flipgrad.training.own import call_own, check_runs, is_own
 
 # Data sets whose files a person has to bring.
 NEED_FOLDER = ("mnist", "cifar10", "images")
@@ -43,11 +44,19 @@ def load_data(config: TrainConfig) -> DataSet:
         "images": lambda: image_folder(folder, config.image_size, seed=config.seed),
     }
     data = readers[config.data]()
+    if data.train.x.dim() != 4 and augmentation(config) != "none":
+        raise InputError(
+            f"augment '{config.augment}' is for images; the data set '{config.data}' has none: leave --augment out"
+        )
     return data.with_validation(config.validation, seed=config.seed) if config.validation else data
 
 
 def make_net(config: TrainConfig, data: DataSet) -> Sequential:
-    """The network with its first weights, which only the seed decides."""
+    """The network with its first weights, which only the seed decides.
+
+    A function that ``config.model`` names is imported and called: :func:`flipgrad.training.read_config` returns no such
+    configuration from a file unless the caller names the function, too.
+    """
     name = config.model
     if name == AUTO:
         if config.data not in OWN:
@@ -55,7 +64,7 @@ def make_net(config: TrainConfig, data: DataSet) -> Sequential:
         name = OWN[config.data]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        if ":" in name:
+        if is_own(name):
             return _own_net(config, data)
         return model(name, data, config.width, norm=cast(NormName, config.norm), noise=noise_by_name(config.noise))
 
@@ -69,7 +78,8 @@ def _own_net(config: TrainConfig, data: DataSet) -> Sequential:
     for name in ("width", "norm", "noise"):
         if getattr(config, name) != getattr(TrainConfig, name):
             raise InputError(f"{name} is for our own networks; {config.model!r} decides itself: leave --{name} out")
-    net = own_function(config.model)(data)
+    net = call_own(config.model, data)
     if not isinstance(net, Sequential):
-        raise InputError(f"--model {config.model!r} must return a flipgrad.Sequential for the data set, got {net!r:.60}")
+        raise InputError(f"--model {config.model!r} must return a flipgrad.Sequential for the data set, got {brief(net)}")
+    check_runs(config.model, net, data.train.x[:2], data.classes)
     return net

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from reprlib import repr as brief
 
 import torch
 
@@ -49,8 +50,7 @@ def reference_training(
     Returns:
         The network after each of the ``epochs``.
     """
-    if not epochs or min(epochs) < 0:
-        raise InputError(f"epochs={list(epochs)}: give the epochs after which to look at the network, e.g. 1,100,2000")
+    check_epochs(epochs)
     rule = estimator or REINFORCE()
     generator = torch.Generator().manual_seed(seed)
     if net is None:
@@ -73,3 +73,9 @@ def reference_training(
             kept[epoch] = copy.deepcopy(net)
         report(epoch)
     return kept
+
+
+def check_epochs(epochs: Sequence[int]) -> None:
+    """Refuse epochs at which no network is."""
+    if not epochs or min(epochs) < 0:
+        raise InputError(f"epochs={brief(list(epochs))}: give the epochs after which to look at the network, e.g. 1,100,2000")

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
-import safetensors.torch
 import torch
+from torch import Tensor
 
 from flipgrad import files
-from flipgrad.errors import InputError
+from flipgrad.data import DataSet
+from flipgrad.errors import InputError, StorageError
 from flipgrad.training.checkpoint import Checkpoint
 from flipgrad.training.config import TrainConfig
 from flipgrad.training.lock import FolderLock
+from flipgrad.training.own import is_own
 from flipgrad.training.search import Trial
+
+# The kind of the file of weights; changes with the meaning of what is stored.
+WEIGHTS_FORMAT = "weights 1"
+# Bytes: many times what a command line can hold.
+LARGEST_CONFIG = 2**24
 
 
 @final
@@ -42,24 +49,28 @@ class RunFolder:
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = files.new_folder(path, overwrite=overwrite)
-        self._lock = FolderLock(path)
-        # The checkpoint first: what is half removed must not look like a run that can go on.
-        earlier = (self.CHECKPOINT, self.METRICS, self.SUMMARY, self.WEIGHTS)
-        for name in (*earlier, self.EVALUATION, self.SEARCH, self.CURVE, self.REPORT):
-            (path / name).unlink(missing_ok=True)
-        files.write(path / self.METRICS, b"")
+        self._lock = _locked(path)
+        # The checkpoint and the configuration first: what is half removed must not look like a run that can go on.
+        earlier = (self.CHECKPOINT, self.CONFIG, self.METRICS, self.SUMMARY, self.WEIGHTS)
+        try:
+            for name in (*earlier, self.EVALUATION, self.SEARCH, self.CURVE, self.REPORT):
+                files.remove(path / name)
+            files.write(path / self.METRICS, b"")
+        except InputError:
+            self.close()
+            raise
+        except StorageError as error:
+            self.close()
+            raise StorageError(f"{error}; make room, and give the same command again") from None
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
         """The folder of a run that is to go on; nothing in it is changed."""
-        if not (path / cls.CONFIG).is_file():
+        if not any((path / name).is_file() for name in (cls.CONFIG, cls.CHECKPOINT)):
             raise InputError(f"'{path}' is no folder of a run: it has no {cls.CONFIG}; give the --output of flipgrad train")
         folder = cls.__new__(cls)
         folder.path = path
-        try:
-            folder._lock = FolderLock(path)
-        except OSError as error:
-            raise InputError(f"cannot write to '{path}': {error.strerror}; allow it, or copy the run") from None
+        folder._lock = _locked(path)
         return folder
 
     def __enter__(self) -> RunFolder:
@@ -78,77 +89,155 @@ class RunFolder:
 
     def append_metrics(self, record: Mapping[str, object]) -> None:
         """One line of JSON per epoch."""
-        files.append_line(self.path / self.METRICS, json.dumps(dict(record)))
+        files.append_json(self.path / self.METRICS, record)
 
-    def keep_metrics(self, count: int) -> list[dict[str, float]]:
-        """Drop the lines of epochs after the first ``count``: a kill may have come between a line and its checkpoint."""
+    def keep_metrics(self, count: int) -> list[dict[str, Any]]:
+        """Drop the lines of epochs after the first ``count``: a kill may have come between a line and its checkpoint.
+
+        A file that was taken away begins anew: the weights do not depend on it.
+        """
         path = self.path / self.METRICS
-        lines = path.read_bytes().splitlines() if path.is_file() else []
-        try:
-            records = [json.loads(line) for line in lines[:count]]
-        except ValueError:
-            records = []
+        fix = "put it back, or move it elsewhere: the run then goes on without the numbers of these epochs"
+        if not path.exists():
+            files.write(path, b"")
+            return []
+        records = files.read_json_lines(path, missing=fix, broken=fix, count=count)
         if len(records) < count:
-            raise InputError(
-                f"'{path}' does not hold the {count} epochs of the checkpoint; put it back, or train anew with --overwrite"
-            )
-        files.write(path, b"".join(line + b"\n" for line in lines[:count]))
+            raise InputError(f"'{path}' does not hold the {count} epochs of the checkpoint; {fix}")
+        files.write(path, "".join(files.json_line(record) + "\n" for record in records).encode())
         return records
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """The final numbers."""
         files.write_json(self.path / self.SUMMARY, dict(summary))
 
-    @property
-    def finished(self) -> bool:
-        """Whether the run went to its end."""
-        return (self.path / self.SUMMARY).is_file()
+    def write_trials(self, trials: Sequence[Trial], data: DataSet) -> None:
+        """What the search for the learning rate has tried so far on ``data``."""
+        content = {"trials": [trial.as_json() for trial in trials], "data": data.fingerprint}
+        files.write_json(self.path / self.SEARCH, content)
 
-    def write_trials(self, trials: Sequence[Trial]) -> None:
-        """What the search for the learning rate has tried so far."""
-        files.write_json(self.path / self.SEARCH, [trial.as_json() for trial in trials])
-
-    def save_weights(self, net: torch.nn.Module) -> None:
-        """The network's state in safetensors, which holds tensors and nothing that could run."""
-        # Copies, as a file must not hold the same memory twice.
-        state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in net.state_dict().items()}
-        files.write(self.path / self.WEIGHTS, safetensors.torch.save(state))
+    def save_weights(self, net: torch.nn.Module, data: DataSet) -> None:
+        """The state of the network, which was trained on ``data``."""
+        content = files.tensors_to_bytes(WEIGHTS_FORMAT, net.state_dict(), {"data": data.fingerprint})
+        files.write(self.path / self.WEIGHTS, content)
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """All that is needed to go on."""
         files.write(self.path / self.CHECKPOINT, checkpoint.to_bytes())
 
-    def read_checkpoint(self) -> Checkpoint:
-        """What was saved last."""
-        return Checkpoint.read(self.path / self.CHECKPOINT)
 
-
-def read_config(path: Path, *, device: str | None = None) -> TrainConfig:
+def read_config(
+    path: Path, *, device: str | None = None, data_folder: str | None = None, model: str | None = None, repair: bool = False
+) -> TrainConfig:
     """The configuration of the run in the folder ``path``.
 
     Args:
         path: the folder.
         device: instead of the run's own, which may not be there.
+        data_folder: instead of the run's own, for files that were moved.
+        model: the run's own again, where that is a function of a person's: a file alone may not name code that is run.
+        repair: take it from the checkpoint if its own file is missing.
+
+    Raises:
+        InputError: if it is missing or damaged, or names a function that ``model`` does not.
     """
-    file = path / RunFolder.CONFIG
-    try:
-        stored = json.loads(file.read_bytes())
-    except OSError as error:
-        raise InputError(f"'{path}' is no folder of a run: {file.name}: {error.strerror}; give the --output of a run") from None
-    except ValueError:
-        stored = None
-    if not isinstance(stored, dict) or not isinstance(stored.get("config"), dict):
-        raise InputError(f"'{file}' is not the configuration of a run; put it back, or train anew")
-    values = stored["config"] if device is None else {**stored["config"], "device": device}
-    return TrainConfig.from_json(values, f"'{file}'")
+    file, checkpoint = path / RunFolder.CONFIG, path / RunFolder.CHECKPOINT
+    if file.exists() or not checkpoint.exists():
+        missing = "give the --output of flipgrad train"
+        broken = "put it back as it was, or train anew with --overwrite"
+        if checkpoint.exists():
+            broken = f"put it back as it was, or delete it: {resume_command(path)} writes it again from the checkpoint"
+        stored = files.read_json(file, missing=missing, broken=broken, most=LARGEST_CONFIG).get("config")
+    elif repair:
+        file, stored = checkpoint, Checkpoint.read(checkpoint).facts.get("config")
+    else:
+        raise InputError(f"'{file}' is missing; {resume_command(path)} writes it again from the checkpoint")
+    if not isinstance(stored, dict):
+        raise InputError(f"'{file}' is not the configuration of a run; give the --output of flipgrad train")
+    changes = {name: value for name, value in {"device": device, "data_folder": data_folder}.items() if value is not None}
+    config = TrainConfig.from_json({**stored, **changes}, f"'{file}'")
+    _check_named(config.model, model, file)
+    return config
 
 
-def read_trials(path: Path) -> list[Trial]:
-    """What the search for the learning rate had tried in the folder ``path``."""
+def _check_named(stored: str, given: str | None, file: Path) -> None:
+    """Refuse to run code that only a file names, and another network than the run's own."""
+    if given == stored:
+        return
+    option = f"--model {shlex.quote(stored)} (in Python: model={stored!r})"
+    if given is not None:
+        raise InputError(f"the run's model is {stored!r} and not {given!r}; a run keeps its own: give {option}")
+    if is_own(stored):
+        raise InputError(
+            f"'{file}' names your own function {stored!r} as the network; flipgrad runs no code that only a file names: if you "
+            f"trust it, add {option}"
+        )
+
+
+def resume_command(path: Path, config: TrainConfig | None = None) -> str:
+    """What to type to go on with a run."""
+    own = f" --model {shlex.quote(config.model)}" if config and is_own(config.model) else ""
+    return f"flipgrad train --resume {shlex.quote(str(path))}{own}"
+
+
+def read_trials(path: Path, data: DataSet) -> list[Trial]:
+    """What the search for the learning rate had tried on ``data`` in the folder ``path``."""
     file = path / RunFolder.SEARCH
-    if not file.is_file():
+    if not file.exists():
         return []
+    fix = "remove it, and the search begins anew"
+    stored = files.read_json(file, missing=fix, broken=fix)
+    if stored.get("data") != data.fingerprint:
+        raise InputError(f"'{file}' is of a search on other data; put the data back as they were, or {fix}")
     try:
-        return [Trial.from_json(trial) for trial in json.loads(file.read_bytes())]
-    except (ValueError, TypeError, AttributeError):
-        raise InputError(f"'{file}' holds no trials of a search; remove it, and the search begins anew") from None
+        return [Trial.from_json(trial) for trial in stored["trials"]]
+    except (KeyError, TypeError, AttributeError):
+        raise InputError(f"'{file}' holds no trials of a search; {fix}") from None
+
+
+def read_weights(path: Path, config: TrainConfig | None = None) -> tuple[dict[str, Tensor], str]:
+    """The weights of the last whole epoch in the folder ``path``, and the fingerprint of the data they were trained on.
+
+    Args:
+        path: the folder.
+        config: of the run, for the advice.
+    """
+    fix = f"{resume_command(path, config)} writes it again"
+    tensors, facts = files.read_tensors(path / RunFolder.WEIGHTS, WEIGHTS_FORMAT, missing=fix, broken=fix)
+    return tensors, str(facts.get("data"))
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """What was saved last in the folder ``path``; None if nothing was done before the run was stopped.
+
+    Raises:
+        InputError: if it is damaged, or does not tell how far the run was.
+    """
+    metrics = path / RunFolder.METRICS
+    done = (path / RunFolder.WEIGHTS).exists() or (metrics.is_file() and metrics.stat().st_size > 0)
+    file = path / RunFolder.CHECKPOINT
+    checkpoint = Checkpoint.read(file) if done or file.exists() else None
+    if checkpoint is not None and not isinstance(checkpoint.facts.get("epoch"), int):
+        raise InputError(f"'{file}' does not tell its epoch; put the run's own file back, or train anew with --overwrite")
+    return checkpoint
+
+
+def is_whole(path: Path) -> bool:
+    """Whether all that a finished run leaves is there and undamaged; what is not, is written again by going on."""
+    try:
+        files.read_json(path / RunFolder.CONFIG, missing="", broken="")
+        summary = files.read_json(path / RunFolder.SUMMARY, missing="", broken="")
+        read_weights(path)
+        records = files.read_json_lines(path / RunFolder.METRICS, missing="", broken="")
+    except InputError:
+        return False
+    # Of epochs before the file was taken away there are none.
+    return not records or records[-1].get("epoch") == summary.get("epoch")
+
+
+def _locked(path: Path) -> FolderLock:
+    try:
+        return FolderLock(path)
+    except OSError as error:
+        fix = "make room or allow it, and give the same command again"
+        raise InputError(f"cannot write to '{path}': {error.strerror}; {fix}") from None

@@ -42,15 +42,15 @@ class Trial:
         return {"rate": self.rate, "objective": None if self.diverged else self.objective}
 
     @staticmethod
-    def from_json(value: Mapping[str, float | None]) -> Trial:
+    def from_json(value: Mapping[str, object]) -> Trial:
         """The trial of :meth:`as_json`.
 
         >>> Trial.from_json(Trial(1.0, math.inf).as_json())
         Trial(rate=1.0, objective=inf)
         """
         rate, objective = value.get("rate"), value.get("objective")
-        if rate is None:
-            raise InputError(f"a trial of the learning rate needs its 'rate' and 'objective', got {dict(value)}")
+        if not isinstance(rate, float) or not isinstance(objective, float | None):
+            raise InputError(f"a trial of the learning rate needs its 'rate' and 'objective', got {dict(value)!s:.100}")
         return Trial(rate, math.inf if objective is None else objective)
 
 

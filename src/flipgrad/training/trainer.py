@@ -60,12 +60,13 @@ class Trainer:
         processes: those that train together.
 
     Attributes:
+        data: the examples.
         epoch: how many whole epochs are done.
         updates_done: how many updates of the current one.
     """
 
     def __init__(self, config: TrainConfig, net: Sequential, data: DataSet, processes: Processes | None = None) -> None:
-        self.config, self.net = config, net
+        self.config, self.net, self.data = config, net, data
         self._processes = processes or Processes(config.device)
         self._device = self._processes.device
         self._train = data.train.to(self._device)
@@ -228,6 +229,7 @@ class Trainer:
         }
         facts = {
             "config": self.config.to_json(),
+            "data": self.data.fingerprint,
             "processes": self._processes.size,
             "epoch": self.epoch,
             "update": self.updates_done,
@@ -243,7 +245,7 @@ class Trainer:
             where: the file it comes from, for errors.
 
         Raises:
-            InputError: if it is of another run, or of another number of processes.
+            InputError: if it is of another run, of other data, or of another number of processes.
         """
         facts = checkpoint.facts
         if facts.get("processes") != self._processes.size:
@@ -251,9 +253,16 @@ class Trainer:
                 f"{where} is of {facts.get('processes')} processes, and there are {self._processes.size}: go on with as many, "
                 f"torchrun --nproc-per-node {facts.get('processes')} -m flipgrad train --resume ..."
             )
-        # A run may be made longer.
-        if {**facts.get("config", {}), "epochs": 0} != {**self.config.to_json(), "epochs": 0}:
+        # A run may be made longer, and files may be moved.
+        free: dict[str, object] = {"epochs": 0, "data_folder": None}
+        stored = facts.get("config")
+        if not isinstance(stored, dict) or {**stored, **free} != {**self.config.to_json(), **free}:
             raise InputError(f"{where} is of a run with another configuration; put the run's own files back together")
+        if facts.get("data") != self.data.fingerprint:
+            raise InputError(
+                f"{where} is of a training on other examples than those of '{self.data.name}' now; put the data back as they "
+                "were (--data-folder, if they were moved), or begin a new run"
+            )
         try:
             self.net.load_state_dict(checkpoint.part("net"))
             self._state.module.load_state_dict(checkpoint.part("estimator"))
@@ -263,6 +272,8 @@ class Trainer:
             self._sums.copy_(mine["sums"])
             self._restore_random(mine)
             self.epoch, self.updates_done = int(facts["epoch"]), int(facts["update"])
+            if not (0 <= self.epoch <= self.config.epochs and 0 <= self.updates_done <= self.updates):
+                raise ValueError(f"it is at update {self.updates_done} of epoch {self.epoch}")
             self._seconds = float(facts["seconds"])
         except (RuntimeError, KeyError, ValueError, TypeError, IndexError) as error:
             reason = str(error).replace("\n", " ")

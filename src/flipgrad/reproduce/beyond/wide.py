@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -32,10 +31,12 @@ from flipgrad.reproduce.beyond.draws import WAYS, made
 from flipgrad.reproduce.beyond.options import OPTIONS, Net, named, per_layer
 from flipgrad.reproduce.beyond.rates import MEASURED, Setting
 from flipgrad.sampling import Stream
-from flipgrad.training import RunFolder, TrainConfig, make_net
+from flipgrad.training import TrainConfig, make_net, read_weights
 
 # What a cell of options is given: the folder of the reference's.
 REFERENCE, PROBLEM = "reference", "problem.safetensors"
+# The kind of that file; changes with the meaning of what is stored.
+PROBLEM_FORMAT = "problem 1"
 # Images that the data-dependent initialisation looks at, and draws that are held at once.
 INITIAL, ROWS = 256, 8
 STATES = {"start": "at the start", "trained": "trained"}
@@ -122,8 +123,7 @@ def reference_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     config, data = prepared(settings, place)
     net = make_net(config, data)
     if settings["trained"]:
-        weights = safetensors.torch.load_file(Path(place.inputs[RUN]) / RunFolder.WEIGHTS)
-        net.load_state_dict(weights)
+        net.load_state_dict(read_weights(Path(place.inputs[RUN]))[0])
     else:
         net.initialize(data.train.x[:INITIAL], generator=torch.Generator().manual_seed(config.seed))
     x, y = (part[: settings["points"]].clone() for part in (data.train.x, data.train.y))
@@ -138,9 +138,9 @@ def reference_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     # Of the mean.
     variance = (squares / count - gradient.square()) / (count - 1)
     known = [_known(name, float(gradient[part].square().sum()), float(variance[part].sum())) for name, part in layers.items()]
-    weights = {f"net.{name}": tensor.detach().clone().contiguous() for name, tensor in net.state_dict().items()}
+    weights = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
     found = {"gradient": gradient, "known": torch.tensor([[layer.length, layer.error] for layer in known])}
-    files.write(place.folder / PROBLEM, safetensors.torch.save({**weights, **found, "x": x, "y": y}))
+    files.write(place.folder / PROBLEM, files.tensors_to_bytes(PROBLEM_FORMAT, {**weights, **found, "x": x, "y": y}))
     return {"layers": [asdict(layer) for layer in known]}
 
 
@@ -157,7 +157,9 @@ def option_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
         The ``layers``: accuracies as :mod:`flipgrad.gradeval` has them, relative to the reference's length. The bias is the
         distance of the option's mean from the reference, without the reference's own error.
     """
-    stored = safetensors.torch.load_file(Path(place.inputs[REFERENCE]) / PROBLEM)
+    file = Path(place.inputs[REFERENCE]) / PROBLEM
+    fix = f"delete '{file.parent}', and it is made again"
+    stored, _ = files.read_tensors(file, PROBLEM_FORMAT, missing=fix, broken=fix)
     x, y = stored["x"], stored["y"]
     data = DataSet(settings["config"]["data"], Split(x, y), Split(x, y), classes=10, background=0.0)
     config = TrainConfig.from_json(settings["config"])

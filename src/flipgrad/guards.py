@@ -1,0 +1,163 @@
+"""Guards against silent errors: derivatives of an estimate, checkpoints that draw anew, hooks, statistics changed by a look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, NoReturn, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+
+from flipgrad.errors import InputError
+
+Backward = Callable[..., tuple[Tensor | None, ...]]
+
+# Where nn.Module and torch keep hooks that run when a module is called.
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def estimate(values: Tensor, *, twice: bool = False) -> Tensor:
+    """States or losses that carry an estimator's gradient, guarded.
+
+    An estimate of a gradient is no function whose derivative estimates the second derivative, so that to differentiate it
+    again is an error. And ``torch.utils.checkpoint``, which computes ``values`` again on the way back, must come to the same
+    draw: of a generator that was handed in it does not put back the state.
+
+    Args:
+        values: the states or losses.
+        twice: whether they are an ordinary function of the parameters (a relaxation), whose second derivatives are right.
+    """
+    if torch.compiler.is_compiling() or not values.requires_grad:
+        # Compiled code cannot be differentiated twice, by torch's own error.
+        return values
+    checkpointed = _is_checkpointed()
+    if twice and not checkpointed:
+        return values
+    guarded: Tensor = _Estimate.apply(values, twice, checkpointed)  # type: ignore[no-untyped-call]
+    return guarded
+
+
+@final
+class _Estimate(torch.autograd.Function):
+    """Values as they are."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, twice: bool, checkpointed: bool) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        values, ctx.twice, checkpointed = inputs
+        ctx.first = _fingerprint(values) if checkpointed else None
+        ctx.save_for_backward(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (values,) = ctx.saved_tensors
+        if ctx.first is not None and ctx.first != _fingerprint(values):
+            raise RuntimeError(
+                "the checkpoint drew other noise when it computed a binary layer again, so that its gradient would be of "
+                "another draw: hand in no generator (torch's own is put back), hand in the noise itself, or do not checkpoint"
+            )
+        if not ctx.twice and torch.is_grad_enabled():
+            grad = _Once.apply(grad, values)  # type: ignore[no-untyped-call]
+        return grad, None, None
+
+
+def once(backward: Backward) -> Backward:
+    """Make a function's derivative one that cannot be differentiated again, also under transforms of ``torch.func``.
+
+    There ``torch.autograd.function.once_differentiable`` drops the dependence without a word.
+    """
+
+    @wraps(backward)
+    def guarded(ctx: Any, *grads: Any) -> Any:
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return results
+        known = [grad for grad in grads if grad is not None]
+        return tuple(result if result is None else _Once.apply(result, *known) for result in results)  # type: ignore[no-untyped-call]
+
+    return guarded
+
+
+@final
+class _Once(torch.autograd.Function):
+    """A gradient as it is, whose own derivative is refused."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad: Tensor, *depends_on: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> NoReturn:
+        raise RuntimeError(
+            "cannot differentiate twice: the derivative of a gradient estimate does not estimate the second derivative. For a "
+            "gradient penalty use estimator=fg.Exact() (small networks), or a relaxation such as fg.Concrete() or fg.Tanh()"
+        )
+
+
+def _fingerprint(values: Tensor) -> float:
+    """A number that other states or losses would not have."""
+    flat = values.detach().flatten().double()
+    return float(flat @ torch.arange(1, len(flat) + 1, dtype=flat.dtype, device=flat.device).cos())
+
+
+def _is_checkpointed() -> bool:
+    """Whether ``torch.utils.checkpoint`` (not reentrant) is at work; torch has no public way to ask."""
+    ask = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    hooks = ask(True) if ask is not None else None
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
+def check_not_checkpointed() -> None:
+    """Refuse, for estimators that differentiate inside, what torch's transforms cannot do."""
+    if _is_checkpointed():
+        raise InputError(
+            "MuProp, REBAR, RELAX and DoubleCV cannot be checkpointed, as they differentiate inside: checkpoint real-valued "
+            "modules only, or use another estimator"
+        )
+
+
+def has_hooks(module: nn.Module, *, anywhere: bool = True) -> bool:
+    """Whether calling the module runs more than its class's ``forward``: hooks of its own or, ``anywhere``, of all modules."""
+    own = any(getattr(module, name) for name in _HOOKS) or "forward" in vars(module)
+    return own or (anywhere and any(getattr(modules, f"_global{name}") for name in _HOOKS))
+
+
+def check_unchanged(module: nn.Module, what: str, before: Tensor, after: object) -> None:
+    """Refuse a hook of ``module`` that changed ``what`` from ``before`` to ``after``."""
+    if after is before or (isinstance(after, Tensor) and after.shape == before.shape and torch.equal(after, before)):
+        return
+    raise InputError(
+        f"a hook of {type(module).__name__} changes its {what}, behind the estimator's back: hooks in fg.Sequential may look, "
+        "not change; remove it, or write the network by hand with fg.use(model, estimator)"
+    )
+
+
+@contextmanager
+def keeping_buffers(net: nn.Module) -> Iterator[None]:
+    """Whatever is evaluated inside, the buffers of modules in training mode (running statistics) are as before afterwards."""
+    owners = [module for module in net.modules() if module.training and module._buffers]
+    before = [dict(module._buffers) for module in owners]
+    try:
+        # Copies are changed in place of the buffers themselves, which a graph to be differentiated may still hold.
+        for module in owners:
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else buffer.clone()
+        yield
+    finally:
+        for module, buffers in zip(owners, before, strict=True):
+            module._buffers.update(buffers)

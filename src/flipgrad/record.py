@@ -1,0 +1,320 @@
+"""What autograd's record says of a layer's input in a graph written by hand.
+
+A layer marks the states that it gives. The layer that is handed something computed from them looks back for such marks, and at
+what stands between: flips of its input's entries are flips of the other layers' units only if each entry is one unit, moved or
+with its sign changed. Everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge
+
+from flipgrad.errors import InputError
+from flipgrad.priors import CERTAIN, Prior, Source
+
+_MARK = "flipgrad.source"
+
+# fmt: off
+# Operations that move entries or leave some out, and have none twice.
+MOVING = {
+    "Alias", "BackwardHookFunction", "Cat", "ChannelShuffle", "Clone", "ConstantPadNd", "Diagonal", "Flip", "Permute",
+    "PixelShuffle", "PixelUnshuffle", "ReshapeAlias", "Roll", "Rot90", "Select", "Slice", "Split", "SplitWithSizes", "Squeeze",
+    "Stack", "T", "ToCopy", "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View",
+}
+# Linear operations that may do so, or not: it depends on their numbers, which are looked at.
+LINEAR = {
+    "Add", "AsStrided", "Col2Im", "CopyBackwards", "CopySlices", "Div", "Expand", "Im2Col", "Index", "IndexSelect", "Mul",
+    "Neg", "ReflectionPad2D", "Repeat", "ReplicationPad2D", "Rsub", "Sub", "Unfold", "UpsampleNearest2D",
+}
+# Of the first kind, those whose result may hold entries that come from elsewhere.
+JOINING = {"Cat", "ConstantPadNd", "Stack"}
+# fmt: on
+
+
+@final
+@dataclass(frozen=True)
+class Record:
+    """How ``x`` was computed.
+
+    Attributes:
+        x: what a layer was handed.
+        states: the nodes of autograd's graph behind it that gave layers' states.
+        between: the nodes on the way from these to ``x``, with how many ways lead from ``x`` to each.
+        opaque: a node behind ``x`` that hides what it was computed from, if there is one.
+    """
+
+    x: Tensor
+    states: tuple[Any, ...]
+    between: Counter[Any]
+    opaque: Any
+
+    @classmethod
+    def of(cls, x: Tensor) -> Record:
+        """What is known of ``x``; nothing where there is no record, under ``torch.no_grad()`` for instance."""
+        users: dict[Any, list[Any]] = {}
+        states, opaque, pending = [], None, [x.grad_fn] if x.grad_fn is not None else []
+        seen = set(pending)
+        while pending:
+            node = pending.pop()
+            if _MARK in _notes(node):
+                states.append(node)
+                continue
+            if opaque is None and _is_opaque(node):
+                opaque = node
+            for parent, _ in node.next_functions:
+                if parent is None:
+                    continue
+                users.setdefault(parent, []).append(node)
+                if parent not in seen:
+                    seen.add(parent)
+                    pending.append(parent)
+        return cls(x, tuple(states), _ways(states, users), opaque)
+
+    def check(self, layer: str, dims: int, *, relaxed: bool = False, told: bool = False) -> None:
+        """Refuse, on behalf of a ``layer``, what its estimator would silently be wrong for.
+
+        Args:
+            layer: its name.
+            dims: how many of the last dimensions of ``x`` make one input of the layer, in which a unit may stand once.
+            relaxed: whether states may be anywhere between -1 and 1.
+            told: whether it was said that ``x`` holds states.
+        """
+        if not self.states:
+            if self.opaque is not None and not told and bool((self.x.abs() <= 1 if relaxed else self.x.abs() == 1).all()):
+                raise InputError(
+                    f"{layer} cannot see whether its input holds states of other layers: {_name(self.opaque)} hides how it was "
+                    "computed. Checkpoint with use_reentrant=False and compile the whole model; or say layer(x, binary=True) "
+                    "for states, binary=False for real values that are never flipped"
+                )
+            return
+        for node in self.between:
+            if _operation(node) == "CompiledFunction" and node not in self.states:
+                raise InputError(
+                    f"{layer} was handed states that went through compiled code, which hides what it did with them: keep what "
+                    "stands between binary layers out of it, with model.forward = torch.compiler.disable(model.forward), or "
+                    "build fg.Sequential, which compiles whole"
+                )
+            if node not in self.states and not _is_linear(node, self.between):
+                raise InputError(
+                    f"{layer} was handed states that went through {_name(node)}, which is not known to keep gradients right: "
+                    "between binary layers only reshape, permute, slice, pad, concatenate states or change their sign. Move it "
+                    "before the first binary layer or behind the last; in place of pooling, use a stride, or nn.AvgPool2d in "
+                    "fg.Sequential; layer(x, binary=False) takes the ordinary derivative there"
+                )
+        operations = {_operation(node) for node in self.between if node not in self.states}
+        plain = operations <= MOVING and set(self.between.values()) == {1}
+        if not plain and not self._is_one_to_one(dims):
+            raise InputError(
+                f"{layer} was handed states that are not each one unit of another layer: a unit stands there twice, or units "
+                "were added up or scaled, and a flip of one entry is then no flip of one unit. Hand every unit over once (a "
+                "unit twice is the unit once with the sum of both weights); layer(x, binary=False) takes the ordinary "
+                "derivative there"
+            )
+        if relaxed and not (plain and operations.isdisjoint(JOINING)):
+            self._check_others(layer)
+
+    def prior(self) -> Prior | None:
+        """With which probabilities ``x``, made of states, was drawn; None if that is not known."""
+        sources = [source for source in (_notes(node)[_MARK] for node in self.states) if source is not None]
+        if not sources or len(sources) < len(self.states):
+            return None
+        return Prior(tuple(sources), lambda: self._log_odds(sources), self._watched)
+
+    def _log_odds(self, sources: Sequence[Source]) -> Tensor:
+        """Those of the states' units, moved as these were to become ``x``; what came from elsewhere is certain."""
+        if self._is_unmoved:
+            return sources[0].log_odds()
+        movement = _Movement.of(self)
+        moved = movement.moved([source.log_odds() for source in sources])
+        known = movement.moved([torch.ones_like(source.a) for source in sources])
+        return torch.where(known != 0, moved, CERTAIN * self.x.detach())
+
+    @property
+    def _is_unmoved(self) -> bool:
+        """Whether ``x`` is the states of one layer as they are."""
+        return self.states == (self.x.grad_fn,)
+
+    def _watched(self) -> Tensor:
+        """``x`` for the only layer that reads its units: on the way back, a gradient of theirs from anywhere else is an error.
+
+        The gradient that comes to the units must be the one that this layer gave, only moved. Nothing here may refer to nodes
+        of the graph, which would keep it alive for ever.
+        """
+        shares = [torch.ones_like(self.x)] if self._is_unmoved else _Movement.of(self).shares()
+        given: dict[int, float] = {}
+        read = self.x.view_as(self.x)
+        read.register_hook(lambda grad: given.update((k, _energy(grad * share)) for k, share in enumerate(shares)))
+        for k, node in enumerate(self.states):
+            node.register_prehook(_Alone(k, given))
+        return read
+
+    def _check_others(self, layer: str) -> None:
+        """Refuse entries that are no units and not ±1: among relaxed states a zero would count as a unit of mean 0."""
+        movement = _Movement.of(self)
+        known = movement.moved([torch.ones_like(part) for part in movement.back])
+        others = self.x.detach()[known == 0]
+        if not bool((others.abs() == 1).all()):
+            raise InputError(
+                f"{layer} was handed relaxed states together with {others[others.abs() != 1][0].item():g}, which is no unit "
+                "but would count as one: pad with -1 or 1, or use the padding of BinaryConv2d"
+            )
+
+    def _is_one_to_one(self, dims: int) -> bool:
+        """Whether every entry of ``x`` is one unit, or its opposite, or none, and no unit stands twice in one input."""
+        movement = _Movement.of(self)
+        generic = [_generic(part) for part in movement.back]
+        value, square = movement.moved(generic), movement.moved([numbers.square() for numbers in generic])
+        # Of one number the square is its own; of sums it is another one.
+        exact, squared = value.double().square(), square.double().abs()
+        if bool(((exact - squared).abs() > 4 * torch.finfo(value.dtype).eps * (exact + squared)).any()):
+            return False
+        numbers = movement.numbers().flatten(-dims).sort(-1).values
+        return not bool(((numbers[..., 1:] == numbers[..., :-1]) & (numbers[..., 1:] > 0)).any())
+
+
+@final
+@dataclass(frozen=True)
+class _Alone:
+    """Compares the gradient that comes to a layer's units with the one that their reader gave."""
+
+    k: int
+    given: dict[int, float]
+
+    def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
+        given = self.given.pop(self.k, None)
+        if given is not None and grads[0] is not None and not math.isclose(_energy(grads[0]), given, rel_tol=1e-3):
+            raise InputError(
+                "the posterior of a unit is known only where its states go to one layer, and here the head or another layer "
+                "was given them too; use inputs='mean' or 'sampled'"
+            )
+
+
+def mark(states: Tensor, source: Source | None) -> None:
+    """Note in autograd's graph that these are a layer's states, and where they were drawn (None: nowhere)."""
+    if states.grad_fn is not None:
+        _notes(states.grad_fn)[_MARK] = source
+
+
+@final
+@dataclass(frozen=True)
+class _Movement:
+    """The linear map from the units of the states behind a record to its ``x``.
+
+    Autograd knows its transpose; the transpose of the transpose is the map.
+
+    Attributes:
+        entries: zeros like ``x``.
+        back: these through the transpose: zeros like every layer's states.
+    """
+
+    entries: Tensor
+    back: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, record: Record) -> _Movement:
+        with torch.enable_grad():
+            entries = torch.zeros_like(record.x, requires_grad=True)
+            edges = [GradientEdge(node, 0) for node in record.states]
+            return cls(entries, torch.autograd.grad(record.x, edges, entries, create_graph=True))
+
+    def moved(self, values: Sequence[Tensor]) -> Tensor:
+        """Numbers of the units of every layer, where they are in ``x``; 0 where nothing came from a unit."""
+        typed = [value.to(part.dtype) for value, part in zip(values, self.back, strict=True)]
+        (result,) = torch.autograd.grad(self.back, self.entries, typed, retain_graph=True, materialize_grads=True)
+        return result
+
+    def shares(self) -> list[Tensor]:
+        """For every layer, 1 or -1 where an entry of ``x`` is one of its units, else 0."""
+        ones = [[torch.ones_like(part) * (i == k) for i, part in enumerate(self.back)] for k in range(len(self.back))]
+        return [self.moved(values) for values in ones]
+
+    def numbers(self) -> Tensor:
+        """The number of the unit that every entry of ``x`` is, from 1, where each is one; 0 for none. All units count."""
+        sizes = [part.numel() for part in self.back]
+        all_numbers = torch.arange(1, sum(sizes) + 1, device=self.entries.device)
+        parts = [part.view(like.shape) for part, like in zip(all_numbers.split(sizes), self.back, strict=True)]
+        # Digit by digit: what the states' type holds exactly.
+        base = round(1 / torch.finfo(self.entries.dtype).eps)
+        total, place = torch.zeros_like(self.entries, dtype=torch.int64), 1
+        while place <= sum(sizes):
+            total += place * self.moved([part // place % base for part in parts]).abs().long()
+            place *= base
+        return total
+
+
+def _ways(states: Sequence[Any], users: dict[Any, list[Any]]) -> Counter[Any]:
+    """The nodes from ``states`` up to where the walk began, and how many of these use each; the first of them has one user."""
+    ways: Counter[Any] = Counter()
+    pending, seen = list(states), set(states)
+    while pending:
+        node = pending.pop()
+        ways[node] += 0
+        for user in users.get(node, []):
+            ways[node] += 1
+            if user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return Counter({node: max(1, count) for node, count in ways.items()})
+
+
+def _is_linear(node: Any, between: Counter[Any]) -> bool:
+    """Whether the operation is known, and linear in those of its operands that came from states."""
+    operation = _operation(node)
+    operands = [parent in between for parent, _ in node.next_functions]
+    if operation == "Mul":
+        return sum(operands) == 1
+    if operation == "Div":
+        return operands[0] and sum(operands) == 1
+    if operation == "Index":
+        # One index for all examples. What an example is asked for by indices of its own may depend on its states.
+        indices = [index for index in node._saved_indices if index is not None]
+        return len(indices) == 1 and indices[0].dim() == 1 and indices[0].dtype != torch.bool
+    return operation in MOVING or operation in LINEAR
+
+
+def _is_opaque(node: Any) -> bool:
+    """Whether a node is no operation of torch itself, so that anything may have happened inside."""
+    custom = isinstance(node, BackwardCFunction) and _operation(node) not in MOVING
+    return custom or "CppNode" in node.name()
+
+
+def _energy(values: Tensor) -> float:
+    """The sum of squares."""
+    return float(values.detach().double().square().sum())
+
+
+def _generic(like: Tensor) -> Tensor:
+    """Random numbers, always the same ones, for which no equation holds by accident."""
+    numbers = torch.rand(like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return (1 + numbers).to(like)
+
+
+def _operation(node: Any) -> str:
+    """The operation that a node differentiates.
+
+    >>> _operation(torch.ones(2, requires_grad=True).cumsum(0).grad_fn)
+    'Cumsum'
+    """
+    return re.sub(r"Backward\d*$", "", str(node.name()).rpartition("::")[2])
+
+
+def _name(node: Any) -> str:
+    """The operation as a person would look for it."""
+    operation = _operation(node)
+    return "torch.utils.checkpoint (use_reentrant=True)" if operation == "CheckpointFunction" else f"the operation {operation}"
+
+
+def _notes(node: Any) -> dict[str, Source | None]:
+    """The notes that autograd keeps with a node (typed as a method in torch, but a property)."""
+    notes: dict[str, Source | None] = node.metadata
+    return notes

@@ -1,0 +1,34 @@
+"""All attacks of a full campaign, with how often each is tried."""
+
+from __future__ import annotations
+
+from torture.attack import Attack
+from torture.commands import CommandAttack
+from torture.disk import FullDiskAttack, PermissionAttack, WritersAttack
+from torture.folders import FolderAttack, NonsenseAttack
+from torture.kills import ForkedKills, PlainKills, TorchrunKills
+from torture.operators import SampleAttack, SumAttack, WrongTensorAttack
+from torture.readers import ReaderAttack
+
+ATTACKS: tuple[Attack, ...] = (
+    ForkedKills(160, 5, 8.0),
+    PlainKills(24, 4, 35.0),
+    TorchrunKills(16, 2, 60.0),
+    ReaderAttack("mnist", 4000, 0.004),
+    ReaderAttack("mnist-gzip", 4000, 0.004),
+    ReaderAttack("cifar10-binary", 3000, 0.006),
+    ReaderAttack("cifar10-python", 5000, 0.006),
+    ReaderAttack("cifar10-archive", 4000, 0.02),
+    ReaderAttack("png", 4000, 0.008),
+    ReaderAttack("png-palette", 3000, 0.008),
+    ReaderAttack("jpeg", 3000, 0.008),
+    SumAttack(18000, 0.004),
+    SampleAttack(6000, 0.003),
+    WrongTensorAttack(6000, 0.002),
+    FolderAttack(16000, 0.05),
+    NonsenseAttack(4000, 0.02),
+    CommandAttack(20000, 0.06),
+    FullDiskAttack(300, 1.2),
+    PermissionAttack(28, 0.6),
+    WritersAttack(40, 1.0),
+)
