@@ -1,8 +1,8 @@
 """How many small defects the tests notice: ``make mutate MUTANTS=60``.
 
 A mutant is the package with one operator, constant or return value changed, in the estimators, the flips, ``affine.py`` or
-``exact.py``. A random sample of all mutants, the same for a seed, is tested one by one in a copy of the project: first by the
-tests named like the changed file, then by the others of its part, up to the first failure. ``--tests`` takes the tests from
+``exact.py``. A random sample of all mutants, the same for a seed, is tested one by one in a copy of the project by the tests
+that are about the changed file, up to the first failure; with ``--wide`` then by the others of its part. ``--tests`` takes the tests from
 elsewhere, an older commit for example, so that two sets of tests can be compared on the same mutants.
 """
 
@@ -58,7 +58,10 @@ NAMED = {
     "_base": ["base", "local"],
     "_control": ["rebar", "relax", "muprop"],
     "_head": ["psa", "local"],
-    "_paths": ["unbiased", "baselines"],
+    "_paths": ["unbiased", "reinforce"],
+    "_draws": ["base", "local"],
+    "flips/__init__": ["flips", "ratio"],
+    "estimators/__init__": ["base", "facts"],
 }
 
 COMPARISONS = {
@@ -136,16 +139,19 @@ def sample(count: int, seed: int) -> list[tuple[Path, int]]:
     return Random(seed).sample(everything, min(count, len(everything)))
 
 
-def tests_of(path: Path, tests: Path) -> list[str]:
-    """The tests that concern a file, nearest first."""
+def tests_of(path: Path, tests: Path, wide: bool) -> list[str]:
+    """The tests that are about a file, and if wanted, or if there are none, the others of its part."""
     part = path.relative_to(PACKAGE)
     general = next(names for pattern, names in PARTS.items() if part.match(pattern))
     files = [
-        file for name in general for file in ([tests / name] if name.endswith(".py") else (tests / name).glob("test_*.py"))
+        file
+        for name in general
+        for file in ([tests / name] if name.endswith(".py") else sorted((tests / name).glob("test_*.py")))
     ]
-    named = [f"test_{name}.py" for name in NAMED.get(path.stem, [path.stem])]
-    ordered = sorted(files, key=lambda file: (file.name not in named, file.name))
-    return [str(Path("tests") / file.relative_to(tests)) for file in ordered]
+    names = NAMED.get(part.stem) or NAMED.get(part.with_suffix("").as_posix()) or [part.stem]
+    near = [file for file in files if file.name in [f"test_{name}.py" for name in names]]
+    chosen = near + [file for file in files if file not in near] if wide or not near else near
+    return [str(Path("tests") / file.relative_to(tests)) for file in chosen]
 
 
 def run_here(project: Path, files: list[str], seconds: int) -> int:
@@ -200,6 +206,7 @@ def main() -> int:
     parser.add_argument("--mutants", type=int, default=60, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--seconds", type=int, default=300, help="processor time for one mutant, at most")
+    parser.add_argument("--wide", action="store_true", help="run all tests of the part, not only those about the file")
     parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="the folder of the tests")
     parser.add_argument("--survivors", type=Path, help="only the mutants that survived in this file, written by --json")
     parser.add_argument("--json", type=Path, help="where to write what became of each mutant")
@@ -213,7 +220,7 @@ def main() -> int:
     project = copied(options.tests)
     found = []
     try:
-        needed = sorted({file for path, _ in chosen for file in tests_of(path, project / "tests")})
+        needed = sorted({file for path, _ in chosen for file in tests_of(path, project / "tests", options.wide)})
         if run(project, needed, 10 * options.seconds) != "passed":
             tell((project / OUTPUT).read_text(encoding="utf-8")[-4000:])
             tell("mutate: the tests fail without any mutant")
@@ -226,7 +233,7 @@ def main() -> int:
             (project / path).write_text(changed, encoding="utf-8")
             cached.unlink(missing_ok=True)
             started = time.monotonic()
-            outcome = run(project, tests_of(path, project / "tests"), options.seconds)
+            outcome = run(project, tests_of(path, project / "tests", options.wide), options.seconds)
             (project / path).write_text(source, encoding="utf-8")
             cached.unlink(missing_ok=True)
             tell(f"{outcome:7} {time.monotonic() - started:5.0f} s  {path}, {what}")
