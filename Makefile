@@ -1,6 +1,7 @@
 # make demo    train a stochastic binary network on handwritten digits
 # make test    lint, type-check and test
 # make fuzz MINUTES=10    run the property tests with new random examples for ten minutes
+# make mutate MUTANTS=60    the share of small defects that the tests notice
 # make torture     attack the library for an hour; MINUTES=5, SEED=1, PARTS=kills,disk, and WRITE=1 for docs/torture.md
 # make sanitize    run the compiled kernels under the address and undefined-behaviour sanitizers
 # All but sanitize set up everything they need in .venv first.
@@ -9,10 +10,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-PYTEST := $(BIN)/python -m pytest -n 2 -q
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup -q
 MINUTES ?= 10
+MUTANTS ?= 60
 
-.PHONY: help demo test test-all fuzz torture sanitize lint format clean
+.PHONY: help demo test test-all fuzz mutate torture sanitize lint format clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -28,6 +30,9 @@ test-all: lint
 
 fuzz: $(VENV)/ready-to-test
 	$(BIN)/python tests/fuzz.py --minutes $(MINUTES)
+
+mutate: $(VENV)/ready-to-test
+	$(BIN)/python tests/mutate.py --mutants $(MUTANTS)
 
 torture: MINUTES = 60
 torture: SEED = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -9,6 +11,8 @@ import hypothesis_profiles  # noqa: F401
 from flipgrad.flips import separable
 
 torch.set_num_threads(1)
+# And for the processes that tests start.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)

@@ -452,6 +452,16 @@ def test_a_lack_of_memory_is_one_line(capsys, monkeypatch, error):
     assert err.count("\n") == 1
 
 
+def test_a_log_on_a_full_disk_is_one_line(capsys, monkeypatch):
+    def full(text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout.write", full)
+    code, _, err = flipgrad(capsys, "estimators")
+    assert code == 1
+    assert err == "flipgrad: cannot read or write: [Errno 28] No space left on device\n"
+
+
 def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
     monkeypatch.setitem(cli.bench.__globals__["BENCHMARKS"], "exact", lambda: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):

@@ -348,3 +348,48 @@ def test_a_checkpoint_of_the_same_draw_has_the_same_gradient(kind):
     actual = gradients(checkpointed.sum(), net)
     torch.manual_seed(0)
     assert_same(actual, gradients(losses(x).sum(), net))
+
+
+class Centred(nn.Linear):
+    """A head whose outputs are relative to the batch's."""
+
+    def forward(self, x):
+        outputs = super().forward(x)
+        return outputs - outputs.mean(0)
+
+
+class Noisy(nn.Linear):
+    def forward(self, x):
+        return nn.functional.dropout(super().forward(x), 0.5, training=True)
+
+
+@pytest.mark.parametrize("head", [Centred, Noisy])
+def test_a_head_that_mixes_examples_or_draws_is_refused(head):
+    net = fg.Sequential(fg.BinaryLinear(2, 4), head=head(4, 30))
+    x, objective = torch.randn(5, 2), fg.CrossEntropy(torch.tensor([0, 1, 2, 0, 1]))
+    for estimator in (fg.PSA(), fg.ARM(), fg.DisARM(), fg.REINFORCE()):
+        with pytest.raises(fg.InputError, match="mixes examples or draws at random"):
+            net(x, objective, estimator=estimator)
+    net(x, objective, estimator=fg.PSA(flip_head=False, head="sampled")).sum().backward()
+
+
+def test_an_objective_that_mixes_examples_is_refused():
+    net = fg.Sequential(fg.BinaryLinear(2, 4), head=nn.Linear(4, 3))
+    x = torch.randn(5, 2)
+
+    def relative(outputs):
+        return (outputs - outputs.mean(-2, keepdim=True)).square().sum(-1)
+
+    for estimator in (
+        fg.PSA(),
+        fg.PSA(head="sampled"),
+        fg.PSA(head="enhanced"),
+        fg.ST(head="rao-blackwell"),
+        fg.ARM(),
+        fg.LEG(),
+    ):
+        with pytest.raises(fg.InputError, match="lets examples depend on each other"):
+            net(x, relative, estimator=estimator)
+    for estimator in (fg.ST(), fg.PSA(flip_head=False, head="sampled"), fg.Tanh()):
+        net(x, relative, estimator=estimator).sum().backward()
+    net(x, lambda outputs: outputs.square().sum(-1), estimator=fg.PSA()).sum().backward()

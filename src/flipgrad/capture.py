@@ -19,6 +19,11 @@ def capturing() -> bool:
     return torch.compiler.is_compiling() or bool(torch._C._get_tracing_state())
 
 
+def cannot_look() -> bool:
+    """Whether values cannot be looked at, to check them: while torch captures, and under transforms of ``torch.func``."""
+    return capturing() or torch._C._functorch.maybe_current_level() is not None
+
+
 def check_exportable() -> None:
     """Refuse to be exported or traced with gradients: only ``torch.compile`` keeps those that estimators make."""
     exporting = capturing() and not torch.compiler.is_dynamo_compiling()

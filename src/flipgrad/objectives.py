@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flipgrad import memory
-from flipgrad.capture import capturing
+from flipgrad.capture import cannot_look, capturing
 from flipgrad.errors import InputError
 
 Objective = Callable[[Tensor], Tensor]
@@ -164,6 +164,26 @@ def evaluate(objective: Objective, outputs: Tensor) -> Tensor:
             f"{came}: reduce over the last dimension only (reduction='none', sum(-1))"
         )
     return losses
+
+
+def check_alone(objective: Objective, outputs: Tensor, losses: Tensor) -> None:
+    """Refuse an objective whose ``losses`` [B] at ``outputs`` [B, K] are not each a function of one example's outputs.
+
+    Flips and other paths of one example are compared with the rest of the batch as it is, and would change the others' losses
+    unnoticed. Ours treat examples alone.
+    """
+    if isinstance(objective, CrossEntropy | SoftCrossEntropy | LogisticLoss | SquaredError) or cannot_look():
+        return
+    with torch.no_grad():
+        moved = outputs.detach().clone()
+        moved[:1] += 1
+        others = objective(moved)
+    if not torch.equal(others[1:], losses.detach()[1:]):
+        raise InputError(
+            "the objective lets examples depend on each other: another output of the first changed other losses (or it draws "
+            "at random). Estimators by flips and paths need losses of single examples; use fg.ST(), or "
+            "fg.PSA(flip_head=False, head='sampled')"
+        )
 
 
 def _called(objective: Objective, outputs: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from unbiasedness import (
     ERRORS,
-    NOISES,
+    NETS,
     Broken,
     assert_caught,
     assert_less_variance,
@@ -43,8 +43,7 @@ each_baseline = pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASE
 
 
 @each_baseline
-@NOISES
-@pytest.mark.parametrize("widths", [(4,), (3, 4), (3, 3, 3)], ids=str)
+@NETS
 def test_unbiased(widths, noise, baseline):
     problem = random_net(widths, noise)
     draws = {(4,): (5000, 9000), (3, 4): (3000, 3000), (3, 3, 3): (8000, 25_000)}[widths][baseline not in GOOD]
@@ -52,9 +51,8 @@ def test_unbiased(widths, noise, baseline):
 
 
 @each_baseline
-@NOISES
-def test_unbiased_with_convolutions(noise, baseline):
-    problem = random_conv_net(noise)
+def test_unbiased_with_convolutions(baseline):
+    problem = random_conv_net(fg.Logistic())
     assert_unbiased(*problem, fg.REINFORCE(baseline(*problem)), draws=8000 if baseline in GOOD else 12_000)
 
 

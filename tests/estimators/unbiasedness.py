@@ -13,6 +13,10 @@ from flipgrad.estimators._paths import PathEstimator
 SIGMAS = 5.0
 GROUPS = 50
 
+# Every net with one noise; one with all noises is enough beside it.
+NETS = pytest.mark.parametrize(
+    ("widths", "noise"), [((4,), fg.Normal(1.5)), ((3, 4), fg.Logistic()), ((3, 3, 3), fg.Normal(1.5))], ids=str
+)
 NOISES = pytest.mark.parametrize("noise", [fg.Logistic(), fg.Normal(1.5)], ids=["logistic", "normal"])
 
 

@@ -37,8 +37,9 @@ def test_the_lines_are_the_numbers_of_the_file(tmp_path, key, draw):
 
 
 @each
-@pytest.mark.parametrize("names", [TEN, None], ids=["ten", "all"])
-@pytest.mark.parametrize("scale", [1.0, 0.01, 8.0])
+@pytest.mark.parametrize(
+    ("names", "scale"), [(TEN, 1.0), (None, 1.0), (None, 0.01), (TEN, 8.0)], ids=["ten", "all", "small", "large"]
+)
 def test_every_line_is_named_in_its_colour_and_no_names_overlap(tmp_path, key, draw, names, scale):
     figure = draw(panels(tmp_path, result(scale=scale)), estimators=names)
     expected = set(names or ESTIMATORS) - ({"Exact"} if key == "rmse" else set())

@@ -83,8 +83,7 @@ def test_curves_of_equal_error(tmp_path):
         assert lengths.max() == pytest.approx(lengths.min())
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.1, 5.0])
-@pytest.mark.parametrize("reference", [None, 0.03])
+@pytest.mark.parametrize(("scale", "reference"), [(1.0, 0.03), (0.1, None), (5.0, 0.03)])
 def test_every_point_is_named_and_nothing_overlaps(tmp_path, scale, reference):
     figure = bias_and_spread_figure(panels(tmp_path, result(reference, scale=scale)), title="A title")
     for axes in figure.axes:

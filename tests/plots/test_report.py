@@ -50,6 +50,10 @@ def page(folder):
     return Page(path.read_text(encoding="utf-8"))
 
 
+# In one process: they share what the fixture makes.
+pytestmark = pytest.mark.xdist_group("report")
+
+
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
     """The page of a run with everything in it."""

@@ -17,7 +17,11 @@ from flipgrad.reproduce._dask import DaskRunner
 
 distributed = pytest.importorskip("distributed")
 # Threads and sockets of the library's event loop are still about when a test ends.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    # In one process: they share the cluster.
+    pytest.mark.xdist_group("dask"),
+]
 
 
 def start(*arguments: str) -> subprocess.Popen:

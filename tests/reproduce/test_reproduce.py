@@ -18,13 +18,20 @@ def silent(what: str, new: int, total: int) -> None:
     """Nobody watches."""
 
 
+# In one process: all of them need the figures, which take a minute.
+pytestmark = pytest.mark.xdist_group("reproduce")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """All figures, made once."""
     path = tmp_path_factory.mktemp("figures") / "smoke"
     shop = Workshop(path, "smoke", 0, silent)
-    for experiment in EXPERIMENTS.values():
-        experiment.reproduce(shop)
+    with pytest.MonkeyPatch.context() as patch:
+        # Of ten networks of each size, which serve the claims, two: here nobody reads them.
+        patch.setattr("flipgrad.reproduce.size.NETWORKS", 2)
+        for experiment in EXPERIMENTS.values():
+            experiment.reproduce(shop)
     return path
 
 

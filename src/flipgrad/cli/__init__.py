@@ -43,10 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(list(arguments) if arguments is not None else None, prog_name="flipgrad", standalone_mode=False)
     except (TyperException, InputError) as error:
         message = error.format_message() if isinstance(error, TyperException) else str(error)
-        _complain(" ".join(message.split()))
+        _complain(message)
         code = BAD_INPUT
     except (DivergenceError, StorageError, CellError) as error:
         _complain(str(error))
+        code = FAILED
+    except OSError as error:
+        # Of what the commands themselves write they say more; this is for instance a log on a full disk.
+        _complain(f"cannot read or write: {error}")
         code = FAILED
     except (MemoryError, RuntimeError) as error:
         if not memory.ran_out(error):
@@ -79,4 +83,4 @@ def _options(
 def _complain(message: str) -> None:
     # Of many processes one speaks.
     if launched_rank() == 0:
-        sys.stderr.write(f"flipgrad: {message}\n")
+        sys.stderr.write(f"flipgrad: {' '.join(message.splitlines())}\n")

@@ -28,11 +28,12 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from flipgrad.affine import connect, folded_weight
+from flipgrad.capture import cannot_look
 from flipgrad.errors import InputError
 from flipgrad.guards import has_hooks, once
 from flipgrad.layers import LayerCall
 from flipgrad.network import Readout, Sequential
-from flipgrad.objectives import Objective, evaluate
+from flipgrad.objectives import Objective, check_alone, evaluate
 from flipgrad.plan import Sample
 
 HeadGradient = Literal["sampled", "enhanced", "rao-blackwell"]
@@ -78,6 +79,7 @@ def head_losses(
         if gradient == "enhanced":
             correction = ((flipped - losses) * _opposite(last, x)).mean(0)
             losses = losses + (correction - correction.detach())
+    check_alone(objective, outputs, losses)
     if flip:
         discrete = (losses.detach() - flipped.detach()).t().reshape(x.shape) * x / 2
         attached: Tensor = AttachGradient.apply(losses, states, discrete)  # type: ignore[no-untyped-call]
@@ -97,6 +99,7 @@ def flipped_losses(readout: Readout, x: Tensor, outputs: Tensor, objective: Obje
     if is_linear(readout.head):
         return _linear(readout, readout.head, x, outputs, objective)
     check_separable(readout.head)
+    check_head_alone(readout, x, outputs)
     return _general(readout, x, objective)
 
 
@@ -210,6 +213,27 @@ def check_separable(head: nn.Module) -> None:
                 f"the estimator evaluates the head on other states, and {module} in training mode mixes examples or draws at "
                 "random; use LayerNorm, put that module in eval mode, or linearise the head with fg.PSA(flip_head=False)"
             )
+
+
+def check_head_alone(readout: Readout, x: Tensor, outputs: Tensor) -> None:
+    """Refuse a head whose ``outputs`` for an example depend on the rest of the batch ``x``, or are drawn at random.
+
+    Dropout is known to draw, and to be right where the head is evaluated once.
+    """
+    drops = any(isinstance(module, _DropoutNd) and module.training for module in readout.head.modules())
+    if is_linear(readout.head) or drops or not len(x) or cannot_look():
+        return
+    check_separable(readout.head)
+    with torch.no_grad():
+        alone = readout(x[:1])
+    # Rounding depends on the size of a batch.
+    rounding = 1e3 * torch.finfo(outputs.dtype).eps * outputs.detach().abs().max()
+    if not bool(((alone - outputs.detach()[:1]).abs() <= rounding).all()):
+        raise InputError(
+            "the estimator evaluates the head on other states, and the head gives an example other outputs alone than in the "
+            "batch: it mixes examples or draws at random; change it, or linearise it with fg.PSA(flip_head=False, "
+            "head='sampled')"
+        )
 
 
 @final

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from flipgrad.estimators._base import Estimator
-from flipgrad.estimators._head import check_separable
+from flipgrad.estimators._head import check_head_alone, check_separable
 from flipgrad.guards import check_not_checkpointed
 from flipgrad.layers import LayerCall
 from flipgrad.network import Batch, Sequential
 from flipgrad.noise import Noise, sign
-from flipgrad.objectives import evaluate
+from flipgrad.objectives import check_alone, evaluate
 
 
 @final
@@ -65,7 +65,11 @@ class Path:
             return states[-1]
 
         inputs = net.front(batch.x)
-        losses = evaluate(batch.objective, net.outputs(net.run(inputs, visit, batch.draw)))
+        last, readout = net.run(inputs, visit, batch.draw), net.readout()
+        outputs = readout(last)
+        losses = evaluate(batch.objective, outputs)
+        check_head_alone(readout, last, outputs)
+        check_alone(batch.objective, outputs, losses)
         return Path(net, batch, inputs, tuple(calls), tuple(a), tuple(z), tuple(states), losses)
 
     @property
