@@ -12,8 +12,8 @@ from torture.readers import ReaderAttack
 
 ATTACKS: tuple[Attack, ...] = (
     ForkedKills(160, 5, 8.0),
-    PlainKills(24, 4, 35.0),
-    TorchrunKills(16, 2, 60.0),
+    PlainKills(24, 4, 45.0),
+    TorchrunKills(16, 2, 75.0),
     ReaderAttack("mnist", 4000, 0.005),
     ReaderAttack("mnist-gzip", 4000, 0.005),
     ReaderAttack("cifar10-binary", 3000, 0.005),
