@@ -1,9 +1,9 @@
 """How many small defects the tests notice: ``make mutate MUTANTS=60``.
 
 A mutant is the package with one operator, constant or return value changed, in the estimators, the flips, ``affine.py`` or
-``exact.py``. A random sample of all mutants, the same for a seed, is tested one by one in a copy of the project by the tests
-that are about the changed file, up to the first failure; with ``--wide`` then by the others of its part. ``--tests`` takes the
-tests from elsewhere, an older commit for example, so that two sets of tests can be compared on the same mutants.
+``exact.py``. A random sample of all mutants, the same for a seed, is tested one by one in a copy of the project, up to the
+first failure: by the tests named like the changed file and, with ``--wide``, then by the others of its part. ``--tests`` takes
+the tests from elsewhere, an older commit for example, so that two sets of tests can be compared on the same mutants.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import re
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from PIL import Image
 from flipgrad import cli, files
 from flipgrad.errors import InputError, StorageError
 from flipgrad.plots.runs import read_run
-from flipgrad.training import RunFolder, load_data, read_config, read_trials, read_weights
+from flipgrad.training import Checkpoint, RunFolder, load_data, read_config, read_trials, read_weights
 
 QUICK = ("--data", "toy", "--estimator", "st", "--eval-samples", "2", "--epochs", "2")
 SEARCH = ("--lr", "auto", "--search-trials", "2", "--search-epochs", "1")
@@ -165,6 +167,64 @@ def test_a_kill_before_the_first_checkpoint_loses_no_search(run, tmp_path, capsy
     assert "Searching" not in done(capsys, "train", "--resume", str(parts))
     for name in ("weights.safetensors", "search.json", "summary.json"):
         assert (parts / name).read_bytes() == (run / name).read_bytes()
+
+
+def test_a_finished_run_with_damaged_metrics_is_not_called_finished(run, capsys):
+    metrics = run / "metrics.jsonl"
+    flip(metrics, 20)
+    assert "line 1: was edited or damaged" in refused(capsys, "train", "--resume", str(run))
+    flip(metrics, 20)
+    assert "is finished" in done(capsys, "train", "--resume", str(run))
+    metrics.write_bytes(metrics.read_bytes()[:-9])
+    assert "does not hold the 2 epochs" in refused(capsys, "train", "--resume", str(run))
+
+
+def test_metrics_facts_and_trials_of_a_wrong_kind_are_one_line(run, capsys):
+    metrics, summary = run / "metrics.jsonl", run / "summary.json"
+    *lines, last = metrics.read_text().splitlines()
+    wrong = files.json_line({**json.loads(last), "objective": "low"})
+    metrics.write_text("\n".join([*lines, wrong, ""]))
+    summary.unlink()
+    assert "does not hold the metrics of epochs" in refused(capsys, "train", "--resume", str(run))
+    checkpoint = Checkpoint.read(run / "checkpoint.safetensors")
+    (run / "checkpoint.safetensors").write_bytes(replace(checkpoint, facts={**checkpoint.facts, "epoch": []}).to_bytes())
+    assert "does not tell its epoch" in refused(capsys, "train", "--resume", str(run))
+    trials = json.loads((run / "search.json").read_text())
+    files.write_json(run / "search.json", {**trials, "trials": [{"rate": "fast", "objective": 1.0}]})
+    with pytest.raises(InputError, match="needs its 'rate' and 'objective'"):
+        read_trials(run, load_data(read_config(run)))
+
+
+@pytest.mark.parametrize("name", ["curve.png", "report.html"])
+def test_what_is_advised_when_the_disk_is_full_at_the_pictures_draws_them(tmp_path, capsys, monkeypatch, name):
+    write = files.write
+
+    def full(path, content):
+        if path.name == name:
+            raise StorageError(f"cannot write '{path}': No space left on device")
+        write(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("flipgrad.files.write", full)
+        err = refused(capsys, "train", *QUICK, "--output", str(tmp_path / "run"), code=1)
+    assert not (tmp_path / "run" / name).exists()
+    assert "is finished" in done(capsys, *command_in(err))
+    assert (tmp_path / "run" / name).exists()
+
+
+def test_what_is_advised_when_the_disk_is_full_at_the_first_file_works(tmp_path, capsys, monkeypatch):
+    command = ("train", *QUICK, "--output", str(tmp_path / "run"))
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for place in ("flipgrad.files.os.replace", "flipgrad.training.lock.os.write"):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, full)
+            err = refused(capsys, *command, code=1 if "replace" in place else 2)
+        assert "make room" in err
+        assert "give the same command again" in err
+    done(capsys, *command)
 
 
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "config.json", "search.json"])

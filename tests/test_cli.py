@@ -275,7 +275,8 @@ def test_evaluate_prints_a_table_and_stores_examples(tmp_path, capsys):
 
 
 def test_gradeval_prints_tables_writes_json_and_draws(tmp_path, capsys):
-    folder = tmp_path / "out"
+    # Brackets are no markup.
+    folder = tmp_path / "[/out]"
     arguments = (
         "--epochs",
         "0,1",

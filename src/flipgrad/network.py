@@ -304,7 +304,8 @@ class Readout:
                 "output still needs the last dimension: nn.Linear(n, 1)"
             )
         # Flips compare losses that differ little: half the digits would not do.
-        return outputs.float() if torch.is_autocast_enabled(outputs.device.type) else outputs
+        half = outputs.dtype in (torch.bfloat16, torch.float16)
+        return outputs.float() if half or torch.is_autocast_enabled(outputs.device.type) else outputs
 
 
 @final

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import pickle
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +13,10 @@ import torch
 
 from flipgrad.data import cifar10
 from flipgrad.errors import InputError
+from torture.samples import RECORDS, archive, cifar_batch, cifar_files, encode_cifar, store
 
-NAMES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
 SUBFOLDER = {".bin": "cifar-10-batches-bin", "": "cifar-10-batches-py"}
 every_version = pytest.mark.parametrize("suffix", [".bin", ""], ids=["binary", "python"])
-RECORDS = 4
 
 
 @pytest.fixture(autouse=True)
@@ -28,34 +25,8 @@ def _few_records(monkeypatch):
     monkeypatch.setattr(importlib.import_module("flipgrad.data.cifar10"), "RECORDS", RECORDS)
 
 
-def batch(number):
-    random = np.random.default_rng(number)
-    return random.integers(0, 256, (RECORDS, 3072), np.uint8), random.integers(0, 10, RECORDS).tolist()
-
-
-def encode(pixels, labels, suffix):
-    if suffix:
-        return b"".join(bytes([label]) + row.tobytes() for row, label in zip(pixels, labels, strict=True))
-    return pickle.dumps({b"batch_label": b"a batch", b"labels": labels, b"data": pixels, b"filenames": [b"a.png"]}, 2)
-
-
-def contents(suffix):
-    return {name + suffix: encode(*batch(number), suffix) for number, name in enumerate(NAMES)}
-
-
-def folder_of(path, files):
-    path.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (path / name).write_bytes(content)
-    return path
-
-
 def archive_of(path, files, folder):
-    with tarfile.open(path, "w:gz") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(f"{folder}/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+    path.write_bytes(archive(files, folder))
     return path
 
 
@@ -64,9 +35,9 @@ def check(data):
     for split, numbers in ((data.train, range(5)), (data.test, [5])):
         assert split.x.dtype == torch.float32
         assert split.x.shape == (RECORDS * len(numbers), 3, 32, 32)
-        assert split.y.tolist() == [label for number in numbers for label in batch(number)[1]]
+        assert split.y.tolist() == [label for number in numbers for label in cifar_batch(number)[1]]
         # The third channel's value in row 5, column 7.
-        wanted = np.concatenate([batch(number)[0] for number in numbers])[:, 2 * 1024 + 5 * 32 + 7] / 127.5 - 1
+        wanted = np.concatenate([cifar_batch(number)[0] for number in numbers])[:, 2 * 1024 + 5 * 32 + 7] / 127.5 - 1
         np.testing.assert_allclose(split.x[:, 2, 5, 7].numpy(), wanted, atol=1e-6)
     assert data.train.x.min() == -1
     assert data.train.x.max() == 1
@@ -74,9 +45,9 @@ def check(data):
 
 @every_version
 def test_folders_and_archives_of_both_versions(tmp_path, suffix):
-    files = contents(suffix)
-    check(cifar10(folder_of(tmp_path / "flat", files)))
-    folder_of(tmp_path / "above" / SUBFOLDER[suffix], files)
+    files = cifar_files(suffix)
+    check(cifar10(store(tmp_path / "flat", files)))
+    store(tmp_path / "above" / SUBFOLDER[suffix], files)
     check(cifar10(tmp_path / "above"))
     before = sorted(tmp_path.rglob("*"))
     archive = archive_of(tmp_path / "cifar.tar.gz", {"readme.html": b"", **files}, SUBFOLDER[suffix])
@@ -85,16 +56,16 @@ def test_folders_and_archives_of_both_versions(tmp_path, suffix):
 
 
 def test_the_binary_version_is_preferred(tmp_path):
-    folder_of(tmp_path / SUBFOLDER[".bin"], contents(".bin"))
-    folder_of(tmp_path / SUBFOLDER[""], {"data_batch_1": b"damaged"})
+    store(tmp_path / SUBFOLDER[".bin"], cifar_files(".bin"))
+    store(tmp_path / SUBFOLDER[""], {"data_batch_1": b"damaged"})
     check(cifar10(tmp_path))
 
 
 @every_version
 def test_a_missing_file_is_named(tmp_path, suffix):
-    files = contents(suffix)
+    files = cifar_files(suffix)
     del files["data_batch_3" + suffix]
-    for path in folder_of(tmp_path / "folder", files), archive_of(tmp_path / "a.tar.gz", files, "x"):
+    for path in store(tmp_path / "folder", files), archive_of(tmp_path / "a.tar.gz", files, "x"):
         with pytest.raises(InputError, match=f"'data_batch_3{suffix}' is missing in '{path}'; download"):
             cifar10(path)
 
@@ -117,28 +88,28 @@ def test_where_nothing_is_the_message_says_what_was_expected(tmp_path):
         (".bin", bytes(RECORDS * 3073 + 1001), "has 13293 bytes, expected no more than 13292"),
         (".bin", b"\x0a" + bytes(RECORDS * 3073 - 1), "has a label 10, expected 0 to 9"),
         ("", bytes(RECORDS * 3073 * 4), "has 49168 bytes, expected no more than 37876"),
-        ("", encode(*batch(0), "")[:-100], "is a damaged pickle, or none"),
+        ("", encode_cifar(*cifar_batch(0), "")[:-100], "is a damaged pickle, or none"),
         ("", b"<html>", "is a damaged pickle, or none"),
         ("", pickle.dumps([]), "holds a list, expected a dictionary"),
-        ("", encode(batch(0)[0][:3], [0] * 4, ""), "has no b'data' that is an array of 4x3072 bytes"),
-        ("", encode(batch(0)[0].view(np.int8), [0] * 4, ""), "has no b'data' that is an array of 4x3072 bytes"),
-        ("", encode(None, [0] * 4, ""), "has no b'data' that is an array"),
-        ("", encode(batch(0)[0], [0] * 3, ""), "has no b'labels' that is a list of 4 numbers"),
-        ("", encode(batch(0)[0], None, ""), "has no b'labels' that is a list of 4 numbers"),
-        ("", encode(batch(0)[0], [0, 1, -1, 2], ""), "has a label -1, expected 0 to 9"),
-        ("", encode(batch(0)[0], [0, 1, "2", 2], ""), "has a label '2', expected 0 to 9"),
+        ("", encode_cifar(cifar_batch(0)[0][:3], [0] * 4, ""), "has no b'data' that is an array of 4x3072 bytes"),
+        ("", encode_cifar(cifar_batch(0)[0].view(np.int8), [0] * 4, ""), "has no b'data' that is an array of 4x3072 bytes"),
+        ("", encode_cifar(None, [0] * 4, ""), "has no b'data' that is an array"),
+        ("", encode_cifar(cifar_batch(0)[0], [0] * 3, ""), "has no b'labels' that is a list of 4 numbers"),
+        ("", encode_cifar(cifar_batch(0)[0], None, ""), "has no b'labels' that is a list of 4 numbers"),
+        ("", encode_cifar(cifar_batch(0)[0], [0, 1, -1, 2], ""), "has a label -1, expected 0 to 9"),
+        ("", encode_cifar(cifar_batch(0)[0], [0, 1, "2", 2], ""), "has a label '2', expected 0 to 9"),
     ],
 )
 def test_a_truncated_or_foreign_file_is_named(tmp_path, suffix, content, message):
-    files = contents(suffix) | {"data_batch_2" + suffix: content}
-    for path in folder_of(tmp_path / "folder", files), archive_of(tmp_path / "a.tar.gz", files, "x"):
+    files = cifar_files(suffix) | {"data_batch_2" + suffix: content}
+    for path in store(tmp_path / "folder", files), archive_of(tmp_path / "a.tar.gz", files, "x"):
         with pytest.raises(InputError, match=rf"data_batch_2{suffix}' in '{path}' {message}.*; download CIFAR-10"):
             cifar10(path)
 
 
 @every_version
 def test_a_truncated_archive_is_named(tmp_path, suffix):
-    whole = archive_of(tmp_path / "a.tar.gz", contents(suffix), "x").read_bytes()
+    whole = archive_of(tmp_path / "a.tar.gz", cifar_files(suffix), "x").read_bytes()
     path = tmp_path / "b.tar.gz"
     for keep in (5, 100, len(whole) // 2, len(whole) - 20000):
         path.write_bytes(whole[:keep])
@@ -156,7 +127,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    folder_of(tmp_path, contents(".bin"))
+    store(tmp_path, cifar_files(".bin"))
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(InputError, match=r"_batch\w*\.bin' cannot be read: Permission denied; download"):
         cifar10(tmp_path)
@@ -172,9 +143,9 @@ class Malicious:
 
 def test_a_malicious_pickle_does_not_run(tmp_path):
     target = tmp_path / "made"
-    files = contents("") | {"test_batch": pickle.dumps({b"data": Malicious(target), b"labels": [0] * 4}, 2)}
+    files = cifar_files("") | {"test_batch": pickle.dumps({b"data": Malicious(target), b"labels": [0] * 4}, 2)}
     with pytest.raises(
         InputError, match=r"'test_batch' in .* names (posix|nt)\.mkdir, which flipgrad refuses to run; download"
     ):
-        cifar10(folder_of(tmp_path / "folder", files))
+        cifar10(store(tmp_path / "folder", files))
     assert not target.exists()

@@ -9,10 +9,7 @@ from PIL import Image
 
 from flipgrad.data import image_folder
 from flipgrad.errors import InputError
-
-
-def grey(value, height=4, width=6):
-    return Image.fromarray(np.full((height, width), value, np.uint8))
+from torture.samples import grey
 
 
 @pytest.fixture
@@ -107,6 +104,13 @@ def damaged_png(path):
     path.write_bytes(content[: len(content) // 2])
 
 
+def png_without_pixels(path):
+    """The header and the end, with right checksums, and nothing between them."""
+    grey(3).save(path)
+    content = path.read_bytes()
+    path.write_bytes(content[:33] + content[-12:])
+
+
 @pytest.mark.parametrize(
     ("name", "write", "message"),
     [
@@ -114,6 +118,7 @@ def damaged_png(path):
         ("0.png", lambda path: path.write_bytes(b"GIF89a" + bytes(50)), "cannot be read as PNG or JPEG"),
         ("0.png", damaged_png, "cannot be read as PNG or JPEG"),
         ("0.png", lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(50)), "cannot be read as PNG or JPEG"),
+        ("0.png", png_without_pixels, "cannot be read as PNG or JPEG: list index out of range"),
         ("0.png", png(Image.new("RGBA", (6, 4))), "has pixels of the kind RGBA, expected 8-bit grey or RGB"),
         ("0.png", png(Image.new("I;16", (6, 4))), "has pixels of the kind I;16, expected 8-bit grey or RGB"),
         ("0.jpg", png(Image.new("CMYK", (6, 4))), "has pixels of the kind CMYK, expected 8-bit grey or RGB"),

@@ -13,28 +13,14 @@ import torch
 
 from flipgrad.data import mnist
 from flipgrad.errors import InputError
+from torture.samples import MNIST_NAMES, idx, mnist_arrays
 
-NAMES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
 REAL = Path(os.environ.get("FLIPGRAD_DATA", Path(__file__).parents[2] / "../shared/data")) / "mnist"
-
-
-def idx(values):
-    header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
-    return header + values.astype(np.uint8).tobytes()
-
-
-def arrays():
-    random = np.random.default_rng(0)
-    sizes = [7, 7, 3, 3]
-    return [
-        random.integers(0, 256, (n, 28, 28)) if "images" in name else np.arange(n) % 10
-        for name, n in zip(NAMES, sizes, strict=True)
-    ]
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "gzip"])
 def folder(request, tmp_path):
-    for name, values in zip(NAMES, arrays(), strict=True):
+    for name, values in zip(MNIST_NAMES, mnist_arrays(), strict=True):
         store(tmp_path / name, idx(values), request.param)
     return tmp_path
 
@@ -53,7 +39,7 @@ def replace(folder, name, content):
 
 def test_images_and_labels_come_as_they_were_written(folder):
     data = mnist(folder)
-    x, y, test_x, test_y = arrays()
+    x, y, test_x, test_y = mnist_arrays()
     assert (data.name, data.classes, data.background) == ("mnist", 10, -1.0)
     for split, images, labels in ((data.train, x, y), (data.test, test_x, test_y)):
         assert split.x.dtype == torch.float32
@@ -64,7 +50,7 @@ def test_images_and_labels_come_as_they_were_written(folder):
     assert data.train.x.max() == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MNIST_NAMES)
 def test_a_missing_file_is_named(folder, name):
     for path in folder.glob(f"{name}*"):
         path.unlink()
@@ -77,17 +63,17 @@ def test_a_missing_folder_is_named(tmp_path):
         mnist(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MNIST_NAMES)
 @pytest.mark.parametrize("keep", [0, 3, -1])
 def test_a_truncated_file_is_named(folder, name, keep):
-    content = idx(arrays()[NAMES.index(name)])
+    content = idx(mnist_arrays()[MNIST_NAMES.index(name)])
     replace(folder, name, content[:keep])
     with pytest.raises(InputError, match=rf"{name}(\.gz)?' is truncated: \d+ bytes, expected"):
         mnist(folder)
 
 
 def test_a_longer_file_is_named(folder):
-    replace(folder, NAMES[1], idx(arrays()[1]) + b"\0")
+    replace(folder, MNIST_NAMES[1], idx(mnist_arrays()[1]) + b"\0")
     with pytest.raises(InputError, match="goes on after 15 bytes, expected 15 for the 7 examples of its header"):
         mnist(folder)
 
@@ -95,14 +81,14 @@ def test_a_longer_file_is_named(folder):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (NAMES[0], b"GIF89a" + bytes(100), "begins with the magic number 1195984440, expected 2051"),
-        (NAMES[0], idx(np.zeros(20)), "begins with the magic number 2049, expected 2051"),
-        (NAMES[1], idx(np.zeros((7, 28, 28))), "begins with the magic number 2051, expected 2049"),
-        (NAMES[0], idx(np.zeros((7, 14, 56))), "has images of 14x56 pixels, expected 28x28"),
-        (NAMES[0], struct.pack(">4I", 2051, 2**32 - 1, 28, 28), "announces 4294967295 examples, expected 1 to 60000"),
-        (NAMES[0], idx(np.zeros((0, 28, 28))), "announces 0 examples"),
-        (NAMES[1], idx(np.zeros(6)), "has 6 labels for 7 images"),
-        (NAMES[3], idx(np.array([1, 10, 2])), "has a label 10, expected 0 to 9"),
+        (MNIST_NAMES[0], b"GIF89a" + bytes(100), "begins with the magic number 1195984440, expected 2051"),
+        (MNIST_NAMES[0], idx(np.zeros(20)), "begins with the magic number 2049, expected 2051"),
+        (MNIST_NAMES[1], idx(np.zeros((7, 28, 28))), "begins with the magic number 2051, expected 2049"),
+        (MNIST_NAMES[0], idx(np.zeros((7, 14, 56))), "has images of 14x56 pixels, expected 28x28"),
+        (MNIST_NAMES[0], struct.pack(">4I", 2051, 2**32 - 1, 28, 28), "announces 4294967295 examples, expected 1 to 60000"),
+        (MNIST_NAMES[0], idx(np.zeros((0, 28, 28))), "announces 0 examples"),
+        (MNIST_NAMES[1], idx(np.zeros(6)), "has 6 labels for 7 images"),
+        (MNIST_NAMES[3], idx(np.array([1, 10, 2])), "has a label 10, expected 0 to 9"),
     ],
 )
 def test_a_foreign_file_is_named(folder, name, content, message):
@@ -112,8 +98,8 @@ def test_a_foreign_file_is_named(folder, name, content, message):
 
 
 def test_a_gzip_file_that_ends_early_or_is_none_is_named(tmp_path):
-    path = tmp_path / f"{NAMES[0]}.gz"
-    whole = gzip.compress(idx(arrays()[0]))
+    path = tmp_path / f"{MNIST_NAMES[0]}.gz"
+    whole = gzip.compress(idx(mnist_arrays()[0]))
     path.write_bytes(whole[:-20])
     with pytest.raises(InputError, match=r"idx3-ubyte\.gz' is truncated: its gzip stream ends early"):
         mnist(tmp_path)

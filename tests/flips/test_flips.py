@@ -353,3 +353,42 @@ def test_straight_through_is_exact_where_the_cdf_is_linear():
     slope = 2 * noise.pdf(layer.a) * layer.grad
     expected = functional.conv_transpose2d(slope, layer.weight)
     torch.testing.assert_close(layer.actual(), expected, rtol=1e-10, atol=1e-12)
+
+
+def layer_tensors():
+    """States, pre-activations, gradient, weight and geometry of a convolution."""
+    shapes = (2, 4, 5, 5), (2, 6, 3, 3), (2, 6, 3, 3), (6, 2, 3, 3)
+    return [torch.ones(shape) for shape in shapes], Geometry(groups=2)
+
+
+@pytest.mark.parametrize("noise", [Logistic(), Normal()], ids=repr)
+@pytest.mark.parametrize(
+    ("place", "change", "message"),
+    [
+        (0, lambda x: x.long(), r"x has dtype torch.int64, expected floating point: give it as x.float\(\)"),
+        (0, lambda x: x.to_sparse(), r"x is torch.sparse_coo: give it as x.to_dense\(\)"),
+        (1, lambda a: a[:1], r"a has shape \(1, 6, 3, 3\), but the layer's weight and states make it \(2, 6, 3, 3\)"),
+        (1, lambda a: a.to("meta"), r"the tensors are on cpu and meta: move them to one device"),
+        (3, lambda weight: weight[0], r"weight has shape \(2, 3, 3\), not \[out, C / groups, kh, kw\]"),
+        (3, lambda weight: weight[:5], r"the groups must divide the outputs"),
+    ],
+)
+def test_tensors_that_do_not_belong_together_are_refused(noise, place, change, message):
+    tensors, geometry = layer_tensors()
+    tensors[place] = change(tensors[place])
+    for function in (flips.flip_product, flips.log_ratio):
+        with pytest.raises(InputError, match=message):
+            function(*tensors, noise, geometry)
+    x, a, grad, weight = tensors
+    with pytest.raises(InputError, match=message):
+        flips.slope_product(x, x, a, grad, weight, noise, geometry)
+
+
+def test_the_geometry_of_no_convolution_is_refused():
+    tensors, geometry = layer_tensors()
+    for wrong in ({"stride": (0, 1)}, {"padding": (-1, 0)}, {"dilation": (1, 0)}, {"groups": 0}):
+        with pytest.raises(InputError, match="stride, dilation and groups must be at least 1, the padding at least 0"):
+            flips.flip_product(*tensors, Logistic(), geometry._replace(**wrong))
+    x, a, grad, weight = tensors
+    with pytest.raises(InputError, match=r"share has shape \(1, 4, 5, 5\), but the states have \(2, 4, 5, 5\)"):
+        flips.slope_product(x, x[:1], a, grad, weight, Logistic(), geometry)

@@ -382,12 +382,24 @@ def test_operators_pass_opcheck():
 
 
 @compiled
+@pytest.mark.usefixtures("path")
+def test_a_weight_that_is_no_number_leaves_the_other_units_right():
+    # All others stay far from 0 when they are flipped.
+    x, a, grad = torch.ones(1, 3), torch.tensor([[-1000.0]]), torch.ones(1, 1)
+    u = native.flip_product(x, a, grad, torch.tensor([[100.0, torch.nan, -100.0]]), Logistic())
+    assert u[0, 1].isnan()
+    assert not u[0, ::2].any()
+
+
+@compiled
 def test_bad_input_is_refused():
     x, a, grad, weight = (torch.ones(2, 2) for _ in range(4))
     with pytest.raises(InputError, match=r"Normal.*Logistic"):
         native.flip_product(x, a, grad, weight, Normal())
     with pytest.raises(InputError, match=r"a is on meta.*CPU"):
         native.flip_product(x, a.to("meta"), grad, weight, Logistic())
+    with pytest.raises(InputError, match=r"weight is torch.sparse_coo.*weight.to_dense\(\)"):
+        native.flip_product(x, a, grad, weight.to_sparse(), Logistic())
     with pytest.raises(InputError, match=r"x has dtype torch.int64"):
         native.flip_product(x.long(), a, grad, weight, Logistic())
     with pytest.raises(InputError, match=r"weight has dtype torch.float64, but x has torch.float32"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import resource
 import shutil
 import signal
@@ -24,8 +23,6 @@ from torture.samples import mnist_files, store
 
 # The runs that a full disk stops, by name.
 RUNS = {"plain": LONG, "search": SEARCH}
-# The user who may do nothing, for a campaign of one who may do everything.
-NOBODY = 65534
 
 
 class FullDiskAttack(Attack):
@@ -116,25 +113,20 @@ class PermissionAttack(Attack):
 
     def attempt(self, number: int, random: Random) -> Outcome:
         kind = self.KINDS[number % len(self.KINDS)]
-        user = NOBODY if os.getuid() == 0 else None
-        self._open_to(user)
         outer = self.scratch / f"outer-{number}"
         run = outer / "run"
         shutil.copytree(self.shared / STOPPED, run)
         store(outer / "mnist", mnist_files(zipped=False))
         closed, command = self._case(kind, outer, run)
-        if user is not None:
-            for path in (outer, *outer.rglob("*")):
-                os.chown(path, user, user)
         mode = closed.stat().st_mode
         closed.chmod(0o500 if closed.is_dir() else 0)
         try:
-            first = Forked(command, run, user=user).end().answer
+            first = Forked(command, run, ordinary=True).end().answer
             closed.chmod(mode)
             first.check(f"closed: {kind}")
             if not first.refused:
                 raise FaultError("difference", f"closed: {kind}: accepted")
-            again = Forked(command, run, user=user).end().answer
+            again = Forked(command, run, ordinary=True).end().answer
             again.check(f"open again: {kind}")
             if again.refused and kind != "data":
                 raise FaultError("message", f"{kind}: open again, and still refused: {again.error:.300}")
@@ -156,12 +148,6 @@ class PermissionAttack(Attack):
         if kind in ("resume", "evaluate"):
             return run, resume if kind == "resume" else ["evaluate", str(run)]
         return run / kind, ["evaluate", str(run)] if kind == RunFolder.WEIGHTS else resume
-
-    def _open_to(self, user: int | None) -> None:
-        """Let another user come as far as the scratch folder."""
-        if user is not None:
-            for folder in (self.scratch, self.scratch.parent, self.scratch.parent.parent):
-                folder.chmod(0o755)
 
 
 class WritersAttack(Attack):

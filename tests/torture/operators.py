@@ -25,6 +25,8 @@ from torture.attack import ACCEPTED, REFUSED, Attack, FaultError, Outcome
 DTYPES = (torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Of a whole result, in its norm: the kernels' own error, and that of rounding the result to the dtype.
 ERRORS = {torch.float32: 1e-5, torch.float64: 1e-11, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+# Logistic noise twice: it has kernels of its own.
+NOISES: tuple[Callable[[float], Noise], ...] = (Logistic, Logistic, Normal, Laplace, Uniform)
 WRONG_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.int8, torch.uint8)
 # Pre-activations are not as large as all numbers can be: beside those a flip is rounded away, in the reference first.
 ODD_ACTIVATIONS = (float("nan"), 1e4, -1e4, 1e-40, -0.0)
@@ -154,7 +156,7 @@ class SumAttack(Attack):
         noise: Noise = Logistic(layer.scale)
         tolerance = 0.0
         if not direct:
-            noise = random.choice([Logistic, Logistic, Normal, Laplace, Uniform])(layer.scale)
+            noise = random.choice(NOISES)(layer.scale)
             tolerance = random.choice([0.0, 1e-3, 0.1])
         function = "log_ratio" if ratio else "flip_product"
         what = f"{function}{' native' * direct} {dtype} {noise} {layer.geometry} {tuple(x.shape)}{' odd' * odd}"
@@ -219,7 +221,7 @@ class SampleAttack(Attack):
         drawn = reach * torch.randn(shape, generator=numbers, dtype=torch.float64)
         a = layout((sprinkled(drawn, random) if random.random() < 0.2 else drawn).to(dtype), random)
         seed, offset = (random.choice([0, 1, 2**32, 2**63 - 1, random.randrange(2**63)]) for _ in range(2))
-        noise = random.choice([Logistic, Normal, Laplace, Uniform])(random.choice([1.0, 0.3, 1e-30, 1e30]))
+        noise = random.choice(NOISES)(random.choice([1.0, 0.3, 1e-30, 1e30]))
         torch.set_num_threads(1)
         if random.random() < 0.7:
             function: Callable[[], Tensor] = lambda: native.sample_states(a, noise, seed, offset)  # noqa: E731
@@ -280,14 +282,14 @@ class WrongTensorAttack(Attack):
         elif action == 3:
             tensors[which] = tensors[which].to_sparse()
         elif action == 4 and geometry is not None:
-            fields = list(geometry)
+            fields: list[Any] = list(geometry)
             field = random.randrange(4)
             value = random.choice([0, -1, 2**31, 2**62, -(2**62), 5])
             fields[field] = value if field == 3 else (value, random.choice([1, value]))
             geometry = Geometry(*fields)
         else:
             geometry = None if geometry is not None else Geometry(groups=random.choice([1, 2]))
-        functions = [flips.log_ratio if ratio else flips.flip_product]
+        functions: list[Callable[..., Tensor]] = [flips.log_ratio if ratio else flips.flip_product]
         if native.available():
             functions.append(native.log_ratio if ratio else native.flip_product)
         what = f"action {action} on {['x', 'a', 'given', 'weight'][which]}, {geometry}, {[tuple(t.shape) for t in tensors]}"
@@ -301,13 +303,14 @@ class WrongTensorAttack(Attack):
             # A tensor without numbers asks for the shape alone.
             if actual.is_meta:
                 continue
-            if actual.shape != tensors[0].shape or not belong_together(*tensors, geometry):
+            if actual.shape != tensors[0].shape or not belong_together(tensors, geometry):
                 raise FaultError("difference", f"{function.__module__}: {what}: accepted, shape {tuple(actual.shape)}")
         return REFUSED
 
 
-def belong_together(x: Tensor, a: Tensor, given: Tensor, weight: Tensor, geometry: Geometry | None) -> bool:
+def belong_together(tensors: Sequence[Tensor], geometry: Geometry | None) -> bool:
     """Whether the tensors are those of a layer after all: a kernel may be smaller, and its output as large as before."""
+    x, a, given, weight = tensors
     try:
         made = functional.linear(x, weight) if geometry is None else functional.conv2d(x, weight, None, *geometry)
     except RuntimeError:

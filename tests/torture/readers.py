@@ -14,14 +14,14 @@ import struct
 import tarfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import final
 
 import torch
 
-from flipgrad.data import DataSet, cifar10, image_folder, mnist
+from flipgrad.data import DataSet, Split, cifar10, image_folder, mnist
 from flipgrad.errors import InputError
 from torture.attack import ACCEPTED, REFUSED, Attack, FaultError, Outcome
 from torture.damage import NUMBERS, damaged, noise
@@ -99,14 +99,14 @@ def inside_archive(content: bytes, random: Random) -> bytes:
     else:
         plain = io.BytesIO()
         with tarfile.open(fileobj=plain, mode="w") as tar:
-            for other, part in files.items():
+            for other, data in files.items():
                 member = tarfile.TarInfo(f"folder/{other}")
-                member.size = len(part)
+                member.size = len(data)
                 if other == name:
                     member.type = random.choice([tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, b"\xff"])
                     member.linkname = random.choice(["/etc/passwd", "folder/test_batch.bin", f"folder/{other}", ""])
                     member.size = 0
-                tar.addfile(member, io.BytesIO(part))
+                tar.addfile(member, io.BytesIO(data))
         return gzip.compress(plain.getvalue(), compresslevel=1, mtime=0)
     return archive(files, "cifar-10-batches-bin", random.choice(["w", "w:gz"]))
 
@@ -212,6 +212,6 @@ class ReaderAttack(Attack):
     def _shapes_are_right(self, data: DataSet) -> bool:
         # A colour image among grey ones makes all of them colour images.
         if self.kind == "png" and data.train.x.shape[1] == 3 and self.original.train.x.shape[1] == 1:
-            grown = [type(part)(part.x.expand(-1, 3, -1, -1), part.y) for part in (self.original.train, self.original.test)]
-            return well_formed(data, DataSet("", *grown, classes=2, background=0.0))
+            train, test = (Split(part.x.expand(-1, 3, -1, -1), part.y) for part in (self.original.train, self.original.test))
+            return well_formed(data, replace(self.original, train=train, test=test))
         return well_formed(data, self.original)

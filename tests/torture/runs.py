@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import json
 import os
@@ -102,15 +103,15 @@ class Forked:
         run: the folder whose files are watched.
         watch: told of what happens to files, in the child.
         draw: whether pictures are drawn.
-        user: the number of another user that the child becomes.
+        ordinary: whether a child of root may do only what any owner of files may.
     """
 
     def __init__(
-        self, arguments: list[str], run: Path, watch: Watch | None = None, *, draw: bool = False, user: int | None = None
+        self, arguments: list[str], run: Path, watch: Watch | None = None, *, draw: bool = False, ordinary: bool = False
     ) -> None:
         context = get_context("fork")
         self._near, far = context.Pipe(duplex=False)
-        self._process = context.Process(target=_run, args=(arguments, run, watch, draw, user, far))
+        self._process = context.Process(target=_run, args=(arguments, run, watch, draw, ordinary, far))
         self._began = time.monotonic()
         self._process.start()
         far.close()
@@ -147,16 +148,15 @@ class Forked:
 
 
 def _run(
-    arguments: list[str], run: Path, watch: Watch | None, draw: bool, user: int | None, parent: Connection[Any, Any]
+    arguments: list[str], run: Path, watch: Watch | None, draw: bool, ordinary: bool, parent: Connection[Any, Any]
 ) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # A write beyond the largest size of a file is an error, not a death.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     global teller
     teller = parent
-    if user is not None:
-        os.setgid(user)
-        os.setuid(user)
+    if ordinary and os.getuid() == 0:
+        give_up_privileges()
     if watch is not None:
         sys.addaudithook(events(run, watch))
     out, error, trace, code = io.StringIO(), io.StringIO(), "", 0
@@ -172,6 +172,14 @@ def _run(
             code, trace = 1, traceback.format_exc()
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     parent.send(Answer(code, out.getvalue(), error.getvalue(), trace))
+
+
+def give_up_privileges() -> None:
+    """Let this process of root be stopped by permissions, as any other: by capset(2), without the capabilities of Linux."""
+    version_and_process = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    none = (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None, use_errno=True).capset(version_and_process, none):
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 # How a watch tells the process that started its own.

@@ -12,7 +12,8 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -95,18 +96,22 @@ def _work(
     _limit_memory()
     if numbers == [SETUP]:
         parent.send(("begin", SETUP))
-        parent.send(("end", SETUP, _outcome(lambda: attack.setup(shared) or Outcome(tried=0))))
+        parent.send(("end", SETUP, _outcome(lambda: _set_up(attack, shared))))
         return
     attack.prepare(shared, scratch)
     for number in numbers:
         parent.send(("begin", number))
-        parent.send(("end", number, _outcome(lambda n=number: attack.attempt(n, source(seed, attack.name, n)))))
+        parent.send(("end", number, _outcome(partial(attack.attempt, number, source(seed, attack.name, number)))))
 
 
-def _outcome(attempt: Any) -> Outcome:
+def _set_up(attack: Attack, shared: Path) -> Outcome:
+    attack.setup(shared)
+    return Outcome(tried=0)
+
+
+def _outcome(attempt: Callable[[], Outcome]) -> Outcome:
     try:
-        outcome: Outcome = attempt()
-        return outcome
+        return attempt()
     except FaultError as fault:
         return Outcome(faults=[(fault.kind, fault.text)])
     except Exception:

@@ -76,8 +76,11 @@ def test_the_state_of_another_training_is_refused():
     wider = fg.Sequential(fg.BinaryConv2d(1, 5, 3), nn.Flatten(), head=nn.Linear(20, 2))
     with pytest.raises(fg.InputError, match="'run/c' does not fit the network that the configuration makes: Error"):
         Trainer(config(), wider, blobs()).restore(state, "'run/c'")
-    with pytest.raises(fg.InputError, match="does not fit"):
-        Trainer(config(), small_net(), blobs()).restore(replace(state, facts={**state.facts, "epoch": None}))
+    for wrong in ({"epoch": None}, {"epoch": 4}, {"epoch": -1}, {"update": 99}):
+        with pytest.raises(fg.InputError, match="does not fit"):
+            Trainer(config(), small_net(), blobs()).restore(replace(state, facts={**state.facts, **wrong}))
+    with pytest.raises(fg.InputError, match="another configuration"):
+        Trainer(config(), small_net(), blobs()).restore(replace(state, facts={**state.facts, "config": "none"}))
     with pytest.raises(
         fg.InputError,
         match=r"'run/c' is of a training on other examples than those of 'blobs' now; put the data back as they were \(",
@@ -90,3 +93,21 @@ def test_the_state_of_another_training_is_refused():
         fg.InputError, match=r"is of 2 processes, and there are 1: go on with as many, torchrun --nproc-per-node 2"
     ):
         Trainer(config(), small_net(), blobs()).restore(two)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("0.momentum_buffer", torch.zeros(7, 7), r"'0.momentum_buffer' is not like its parameter \[4, 1, 3, 3\]"),
+        ("0.momentum_buffer", torch.zeros(4, 1, 3, 3).double(), "is not like its parameter"),
+        ("99.momentum_buffer", torch.zeros(1), "'99.momentum_buffer' belongs to no parameter"),
+        ("x.momentum_buffer", torch.zeros(1), "belongs to no parameter"),
+    ],
+)
+def test_an_optimizer_is_given_nothing_that_it_would_read_beyond(name, tensor, message):
+    trainer = Trainer(config(), small_net(), blobs())
+    trainer.update()
+    state = trainer.state()
+    wrong = replace(state, tensors={**state.tensors, f"optimizer.{name}": tensor})
+    with pytest.raises(fg.InputError, match=message):
+        Trainer(config(), small_net(), blobs()).restore(wrong)

@@ -57,6 +57,18 @@ def test_the_lock_of_a_dead_process_locks_nothing(tmp_path):
     lock.release()
 
 
+def test_a_lock_that_may_not_be_removed_is_left_behind_and_locks_nothing(tmp_path, monkeypatch):
+    def forbidden(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        lock = FolderLock(tmp_path)
+        patched.setattr("pathlib.Path.unlink", forbidden)
+        lock.release()
+    assert (tmp_path / FolderLock.NAME).exists()
+    FolderLock(tmp_path).release()
+
+
 def test_a_lock_file_that_was_taken_away_meanwhile_is_made_anew(tmp_path, monkeypatch):
     first = FolderLock(tmp_path)
     opened = []
