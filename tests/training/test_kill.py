@@ -39,7 +39,9 @@ def killed_once_it_works(process, run, moment):
     return process.returncode
 
 
-@pytest.mark.parametrize(("estimator", "kills"), [pytest.param("psa", 2, marks=pytest.mark.slow), ("reinforce+running", 2)])
+# A short campaign of tests/torture, which is not slow, kills a run too.
+@pytest.mark.slow
+@pytest.mark.parametrize(("estimator", "kills"), [("psa", 2), ("reinforce+running", 2)])
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, estimator, kills):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     options = ("--estimator", estimator, *OPTIONS)

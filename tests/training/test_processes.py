@@ -59,6 +59,7 @@ def test_two_processes_are_one(tmp_path):
         assert found["goes on"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_in_all_processes_and_the_printed_command_goes_on(tmp_path):
     options = ("--model", "20", "--estimator", "st", "--eval-samples", "1", "--epochs", "100000")
     process = torchrun("-m", "flipgrad", "train", *options, "--output", "run", cwd=tmp_path)
