@@ -140,10 +140,13 @@ def test_operators_pass_opcheck(tolerance):
     [(arguments(), "Normal", 1e-2, PADDED), (connected(), "Logistic", 1e-3, None)],
     ids=["convolution", "linear"],
 )
-def test_separable_operator_passes_opcheck(tensors, noise, tolerance, geometry):
+def test_the_operator_passes_opcheck_where_it_is_separable(tensors, noise, tolerance, geometry, monkeypatch):
+    for exact in ("native", "vectorized"):
+        monkeypatch.setitem(choice.CALL, exact, 1.0)
     x, a, grad, weight = tensors
-    small = (x, a, grad, weight * 0.02, noise, 1.0, tolerance, flat(geometry))
-    torch.library.opcheck(torch.ops.flipgrad.flip_product_separable.default, small)
+    small = weight * 0.02
+    assert choice.choose(small, getattr(fg, noise)(), len(a), tolerance).kernel == "separable"
+    torch.library.opcheck(torch.ops.flipgrad.flip_product.default, (x, a, grad, small, noise, 1.0, tolerance, flat(geometry)))
 
 
 def test_operators_refuse_unknown_noise():

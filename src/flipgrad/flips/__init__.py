@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch import Tensor
 from flipgrad.errors import InputError
 from flipgrad.flips import interpolated, native, separable, triton, vectorized
 from flipgrad.flips._arguments import check_devices, check_kinds, check_shapes, fake_per_unit, flat, memory_format, unflat
+from flipgrad.flips._draws import WithoutGradient, over_draws
 from flipgrad.flips.choice import CALL, TERM, Choice, choose, common_dtype, explain, spread
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
@@ -89,7 +90,7 @@ def flip_product(
         The discrete gradient in the states ``x``, shaped like these.
     """
     if _of_the_user(noise):
-        return _compute(_FLIP, x, a, grad, weight, noise, tolerance, geometry)
+        return _apart(partial(_compute, _FLIP), x, a, grad, weight, noise=noise, tolerance=tolerance, geometry=geometry)
     u: Tensor = torch.ops.flipgrad.flip_product(x, a, grad, weight, *_as_taken(noise, tolerance, geometry))
     return u
 
@@ -120,7 +121,7 @@ def log_ratio(
         The logarithms, shaped like ``x``.
     """
     if _of_the_user(noise):
-        return _compute(_RATIO, x, a, states, weight, noise, tolerance, geometry)
+        return _apart(partial(_compute, _RATIO), x, a, states, weight, noise=noise, tolerance=tolerance, geometry=geometry)
     ratio: Tensor = torch.ops.flipgrad.log_ratio(x, a, states, weight, *_as_taken(noise, tolerance, geometry))
     return ratio
 
@@ -154,7 +155,7 @@ def slope_product(
         A tensor like ``weight``.
     """
     if _of_the_user(noise):
-        return _slope(x, share, a, grad, weight, noise, tolerance, geometry)
+        return _apart(_slope, x, share, a, grad, weight, noise=noise, tolerance=tolerance, geometry=geometry, per_weight=True)
     product: Tensor = torch.ops.flipgrad.slope_product(x, share, a, grad, weight, *_as_taken(noise, tolerance, geometry))
     return product
 
@@ -162,6 +163,23 @@ def slope_product(
 def _of_the_user(noise: Noise) -> bool:
     """Whether the noise is one that operators do not know: then the same is computed without them."""
     return type(noise) is not KINDS.get(type(noise).__name__)
+
+
+def _apart(
+    compute: Callable[..., Tensor],
+    *tensors: Tensor,
+    noise: Noise,
+    tolerance: float,
+    geometry: Geometry | None,
+    per_weight: bool = False,
+) -> Tensor:
+    """A sum over flips without an operator."""
+
+    def evaluate(tensors: Sequence[Tensor], geometry: Geometry | None) -> Tensor:
+        return compute(*tensors, noise, tolerance, geometry)
+
+    result: Tensor = WithoutGradient.apply(evaluate, geometry, per_weight, *tensors)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _as_taken(noise: Noise, tolerance: float, geometry: Geometry | None) -> tuple[str, float, float, list[int]]:
@@ -273,12 +291,28 @@ def _fake_slope(x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tenso
     return torch.empty_like(weight, memory_format=torch.contiguous_format)
 
 
+def _vmap(name: str) -> Callable[..., tuple[Tensor, int]]:
+    """An operator's rule for ``torch.vmap``."""
+    operator = getattr(torch.ops.flipgrad, name)
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
+        *tensors, noise, scale, tolerance, shape = arguments
+
+        def evaluate(tensors: Sequence[Tensor], geometry: Geometry | None) -> Tensor:
+            result: Tensor = operator(*tensors, noise, scale, tolerance, flat(geometry))
+            return result
+
+        per_weight = name == "slope_product"
+        return over_draws(evaluate, info.batch_size, in_dims[: len(tensors)], tensors, unflat(shape), per_weight=per_weight)
+
+    return rule
+
+
 _LAYER = "str noise, float scale, float tolerance, int[] shape"
 _UNITS = f"Tensor x, Tensor a, Tensor other, Tensor weight, {_LAYER}"
 _WEIGHTS = f"Tensor x, Tensor share, Tensor a, Tensor grad, Tensor weight, {_LAYER}"
 _OPERATORS = (
     ("flip_product", _UNITS, _per_unit(partial(_compute, _FLIP)), fake_per_unit),
-    ("flip_product_separable", _UNITS, _per_unit(separable.flip_product), fake_per_unit),
     ("log_ratio", _UNITS, _per_unit(partial(_compute, _RATIO)), fake_per_unit),
     ("slope_product", _WEIGHTS, _slope_operator, _fake_slope),
 )
@@ -286,3 +320,4 @@ for _name, _arguments, _implementation, _fake in _OPERATORS:
     torch.library.define(f"flipgrad::{_name}", f"({_arguments}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
     torch.library.impl(f"flipgrad::{_name}", "default", _implementation)
     torch.library.register_fake(f"flipgrad::{_name}", _fake)
+    torch.library.register_vmap(f"flipgrad::{_name}", _vmap(_name))

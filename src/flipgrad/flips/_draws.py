@@ -1,0 +1,93 @@
+"""The rule of ``torch.vmap`` for sums over flips: many draws of a layer's units are evaluated as one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from flipgrad.flips.ordinary import Geometry
+
+# A sum over flips of the layer's tensors, the weight last, and its geometry.
+Evaluate = Callable[[Sequence[Tensor], Geometry | None], Tensor]
+
+
+def over_draws(
+    evaluate: Evaluate,
+    draws: int,
+    in_dims: Sequence[int | None],
+    tensors: Sequence[Tensor],
+    geometry: Geometry | None,
+    *,
+    per_weight: bool,
+) -> tuple[Tensor, int]:
+    """A sum over flips for many draws.
+
+    Where all draws have the same weight they are one large batch, else groups of one convolution. The weight is known to be
+    the same if it has no dimension of draws, or one that was expanded, which has stride 0.
+
+    Args:
+        evaluate: the sum for one layer.
+        draws: the number of draws.
+        in_dims: for every tensor the dimension of the draws, or None if all draws share the tensor.
+        tensors: units and outputs [B, ...] of the layer and, last, its weight; those with draws have a dimension more.
+        geometry: that of a convolution, or None.
+        per_weight: whether the sum has one number per weight, and so sums over the batch; else it has one per unit.
+
+    Returns:
+        The sums, and the dimension of the draws in them.
+    """
+    pairs = zip(tensors, in_dims, strict=True)
+    *units, weight = (t.expand(draws, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in pairs)
+    if per_weight or weight.stride(0) != 0:
+        return _as_groups(evaluate, units, weight, geometry, per_weight)
+    if geometry is not None:
+        u = evaluate([*(t.flatten(0, 1) for t in units), weight[0]], geometry)
+        return u.unflatten(0, units[0].shape[:2]), 0
+    if units[0].stride(-1) != 1:
+        # Examples lie side by side in memory: they are places of a convolution, as they are.
+        places = (t.transpose(1, 2)[..., None] for t in units)
+        return evaluate([*places, weight[0, :, :, None, None]], Geometry())[..., 0].transpose(1, 2), 0
+    u = evaluate([*(t.reshape(-1, t.shape[-1]) for t in units), weight[0]], None)
+    return u.reshape(units[0].shape), 0
+
+
+def _as_groups(
+    evaluate: Evaluate, units: list[Tensor], weight: Tensor, geometry: Geometry | None, per_weight: bool
+) -> tuple[Tensor, int]:
+    """Draws as groups of a convolution: of the one that they are, or of one place for a fully connected layer."""
+    tensors = [*(t.transpose(0, 1).flatten(1, 2) for t in units), weight.flatten(0, 1)]
+    dim = 0 if per_weight else 1
+    shape = weight.shape[:2] if per_weight else (len(weight), units[0].shape[2])
+    if geometry is not None:
+        result = evaluate(tensors, geometry._replace(groups=len(weight) * geometry.groups))
+        return result.unflatten(dim, shape), dim
+    result = evaluate([t[..., None, None] for t in tensors], Geometry(groups=len(weight)))
+    return result[..., 0, 0].unflatten(dim, shape), dim
+
+
+@final
+class WithoutGradient(torch.autograd.Function):
+    """A sum over flips that is no operator of torch, with the same rule for draws and without a gradient."""
+
+    @staticmethod
+    def forward(evaluate: Evaluate, geometry: Geometry | None, per_weight: bool, *tensors: Tensor) -> Tensor:
+        return evaluate(tensors, geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        return (None,) * len(ctx.needs_input_grad)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], evaluate: Evaluate, geometry: Any, per_weight: bool, *tensors: Tensor) -> Any:
+        def apply(tensors: Sequence[Tensor], geometry: Geometry | None) -> Tensor:
+            result: Tensor = WithoutGradient.apply(evaluate, geometry, per_weight, *tensors)  # type: ignore[no-untyped-call]
+            return result
+
+        return over_draws(apply, info.batch_size, in_dims[3:], tensors, geometry, per_weight=per_weight)
