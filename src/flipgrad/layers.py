@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, final
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol, TypeVar, final
 
 import torch
 from torch import Generator, Tensor, nn
 
-from flipgrad.affine import Affine, ConvMap, LinearMap
+from flipgrad.affine import Affine, AffineMap, Padding, PaddingMode
 from flipgrad.capture import capturing, check_exportable, check_record, refuse_scripting, uncompiled
 from flipgrad.errors import InputError
+from flipgrad.flips import Geometry
 from flipgrad.guards import check_unchanged, estimate, has_hooks
 from flipgrad.noise import Logistic, Noise
 from flipgrad.norms import Norm, check_norm, effective_weight, normalised, uses_batch
 from flipgrad.priors import Prior, Source
 from flipgrad.record import Record, mark
 from flipgrad.sampling import Draw, fresh, given, states
-
-PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 @final
@@ -41,7 +40,7 @@ class LayerCall:
     layer: BinaryLayer
     x: Tensor
     binary: bool
-    affine: Affine
+    affine: AffineMap
     draw: Draw
     prior: Prior | None = None
     source: Source | None = field(default=None, init=False)
@@ -76,7 +75,7 @@ class Within:
         visit: gives the layer's states.
         draw: gives Z for given pre-activations.
         binary: whether the input is made of states.
-        connectors: linear modules that the layer sees its input through.
+        views: linear modules that the layer sees its input through.
         prior: with which probabilities a binary input was drawn, if that is known.
         call: the evaluation, once the layer was called.
         states: what it gave.
@@ -85,7 +84,7 @@ class Within:
     visit: Visit
     draw: Draw
     binary: bool
-    connectors: tuple[nn.Module, ...]
+    views: tuple[nn.Module, ...]
     prior: Prior | None
     call: LayerCall | None = field(default=None, init=False)
     states: Tensor | None = field(default=None, init=False)
@@ -113,22 +112,22 @@ class BinaryLayer(nn.Module, ABC):
     generator: Generator | None = None
 
     @abstractmethod
-    def plain(self) -> LinearMap | ConvMap:
-        """The affine map before the norm, with its parameters as they are now."""
+    def plain(self) -> Affine:
+        """The map before the norm, with its parameters as they are now."""
 
     @abstractmethod
     def check_norm(self) -> None:
         """Refuse a norm that is not one of this layer's output channels."""
 
     @final
-    def affine(self, connectors: tuple[nn.Module, ...] = ()) -> Affine:
+    def affine(self, views: tuple[nn.Module, ...] = ()) -> AffineMap:
         """The map to the pre-activations, norm included, with its parameters as they are now.
 
-        ``connectors`` are linear modules that the layer sees its input through.
+        ``views`` are linear modules that the layer sees its input through.
         """
         # Anew each time: a norm may have been replaced, by torch's converters for instance.
         self.check_norm()
-        return normalised(self.plain(), connectors, self.norm)
+        return normalised(replace(self.plain(), views=views), self.norm)
 
     @final
     def effective_weight(self) -> Tensor:
@@ -174,7 +173,7 @@ class BinaryLayer(nn.Module, ABC):
             within: how :class:`flipgrad.Sequential` evaluates its layers; nothing else counts then.
         """
         if within is not None:
-            within.call = LayerCall(self, x, within.binary, self.affine(within.connectors), within.draw, within.prior)
+            within.call = LayerCall(self, x, within.binary, self.affine(within.views), within.draw, within.prior)
             within.states = within.visit(within.call)
             return within.states
         check_exportable()
@@ -237,8 +236,8 @@ class BinaryLinear(BinaryLayer, nn.Linear):
         self.norm = norm
         self.check_norm()
 
-    def plain(self) -> LinearMap:
-        return LinearMap(self.weight, self.bias)
+    def plain(self) -> Affine:
+        return Affine(self.weight, self.bias)
 
     def check_norm(self) -> None:
         check_norm(self.norm, nn.BatchNorm1d, self.out_features, "BinaryLinear")
@@ -305,17 +304,10 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
         self.padding_value = padding_value
         self.check_norm()
 
-    def plain(self) -> ConvMap:
-        return ConvMap(
-            self.weight,
-            self.bias,
-            (self.stride[0], self.stride[1]),
-            self._pads(),
-            (self.dilation[0], self.dilation[1]),
-            self.groups,
-            self.padding_value,
-            self.padding_mode,
-        )
+    def plain(self) -> Affine:
+        geometry = Geometry((self.stride[0], self.stride[1]), (0, 0), (self.dilation[0], self.dilation[1]), self.groups)
+        padding = Padding(self._pads(), self.padding_value, self.padding_mode)
+        return Affine.convolution(self.weight, self.bias, geometry, padding)
 
     def check_norm(self) -> None:
         check_norm(self.norm, nn.BatchNorm2d, self.out_channels, "BinaryConv2d")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
 import torch
@@ -14,7 +14,7 @@ from flipgrad.affine import called
 from flipgrad.capture import capturing, check_exportable, refuse_scripting
 from flipgrad.errors import InputError
 from flipgrad.guards import estimate, keeping_buffers
-from flipgrad.layers import UNDEFINED, BinaryConv2d, BinaryLayer, LayerCall, Visit, check_instance
+from flipgrad.layers import UNDEFINED, BinaryLayer, LayerCall, Visit, check_instance
 from flipgrad.noise import Noise, sign
 from flipgrad.norms import Norm, per_channel, whiten
 from flipgrad.objectives import Objective
@@ -142,9 +142,7 @@ class Sequential(nn.Module):
 
     def run(self, inputs: Tensor, visit: Visit, draw: Draw) -> Tensor:
         """The last states for ``inputs`` = :meth:`front` (x), where ``visit`` gives each layer's states in turn."""
-        states, prior = _run(self.plan().steps, inputs, None, visit, draw)
-        if prior is not None:
-            prior.read()
+        states, _ = _run(self.plan().steps, inputs, None, visit, draw)
         return states
 
     def outputs(self, states: Tensor) -> Tensor:
@@ -350,11 +348,10 @@ def _run(steps: Iterable[Step], x: Tensor, prior: Prior | None, visit: Visit, dr
         if isinstance(step, Apply):
             x, prior = called([step.module], x), prior and prior.moved(step.module)
         elif isinstance(step, Sample):
-            if prior is not None:
-                prior.read()
             x, source = step.evaluate(x, visit, draw, prior)
             prior = source and Prior.of(source)
         else:
+            prior = prior and replace(prior, branched=prior.branched or len(step.chains) > 1)
             chains = [_run(chain, x, prior, visit, draw) for chain in step.chains]
             x, priors = torch.cat([states for states, _ in chains], step.dim), [known for _, known in chains if known]
             prior = Prior.joined(priors, step.dim) if len(priors) == len(chains) else None
@@ -382,7 +379,7 @@ def _whiten_moments(call: LayerCall, norm: Norm | None) -> Tensor:
 
 def _rescale(layer: BinaryLayer, norm: Norm | None, a: Tensor, within: Tensor) -> Tensor:
     """Make the layer's pre-activations, of means ``a`` and variances ``within``, whiten over the batch; the new means."""
-    channel = 1 if isinstance(layer, BinaryConv2d) else a.dim() - 1
+    channel = layer.plain().channel_dim % a.dim()
     others = [dim for dim in range(a.dim()) if dim != channel]
     if a.numel() < 2 * a.shape[channel]:
         raise InputError(f"initialize: pre-activations {list(a.shape)} have no variance; use a batch of at least two examples")

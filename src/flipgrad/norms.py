@@ -12,15 +12,14 @@ weight and bias: what comes out is an ordinary affine map, and every estimator i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, final
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from flipgrad.affine import Affine, ConvMap, FixedMap, FoldedMap, Inputs, LinearMap, transpose
+from flipgrad.affine import Affine, AffineMap, transpose
 from flipgrad.errors import InputError
-from flipgrad.guards import once
 from flipgrad.noise import Noise
 
 
@@ -83,11 +82,15 @@ def uses_batch(norm: Norm | None) -> bool:
     return isinstance(norm, BatchNorm) and (norm.training or norm.running_mean is None)
 
 
-def normalised(affine: LinearMap | ConvMap, connectors: tuple[nn.Module, ...], norm: Norm | None) -> Affine:
-    """The map of a layer's input, seen through ``connectors``, to its pre-activations after the ``norm``."""
+def normalised(affine: Affine, norm: Norm | None) -> AffineMap:
+    """The map to a layer's pre-activations after the ``norm``."""
+    if norm is None:
+        return affine
     if isinstance(norm, BatchNorm) and uses_batch(norm):
-        return BatchNormMap(_behind(connectors, affine), norm)
-    return _behind(connectors, affine if norm is None else _folded(affine, *_fixed(norm)))
+        return BatchNormMap(affine, norm, norm.weight, norm.bias)
+    scale, shift = _fixed(norm)
+    bias = shift if affine.bias is None else torch.addcmul(shift, affine.bias, scale)
+    return replace(affine, weight=per_channel(affine.weight, scale), bias=bias)
 
 
 def effective_weight(weight: Tensor, norm: Norm | None) -> Tensor:
@@ -122,7 +125,7 @@ class Statistics(NamedTuple):
 
 @final
 @dataclass
-class BatchNormMap(Affine):
+class BatchNormMap(AffineMap):
     r"""A map followed by batch normalisation with the statistics of the batch at hand: ``BatchNorm`` in training mode.
 
     Ioffe, Szegedy. Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift. ICML 2015.
@@ -154,51 +157,52 @@ class BatchNormMap(Affine):
     Attributes:
         inner: the map before the norm.
         norm: the module.
+        gamma: its scale, as it was when the map was made.
+        beta: its shift, likewise.
     """
 
-    inner: FixedMap
+    inner: Affine
     norm: BatchNorm
-    _first: Statistics | None = field(default=None, init=False)
+    gamma: Tensor | None
+    beta: Tensor | None
+    _first: Statistics | None = None
 
     @property
-    def parameter(self) -> Tensor:
-        """The weight times the scale of the first evaluation."""
-        first = self._statistics()
-        scale, _ = _scale_and_shift(self.norm, first.mean, first.inverse)
-        return per_channel(self.inner.parameter, scale)
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        h, mean, inverse = self._statistics()
+        return *self.inner.tensors, self.gamma, self.beta, h.detach(), mean, inverse
+
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> BatchNormMap:
+        weight, bias, gamma, beta, *statistics = tensors
+        return BatchNormMap(self.inner.with_tensors((weight, bias)), self.norm, gamma, beta, Statistics(*statistics))  # type: ignore[arg-type]
 
     def __call__(self, x: Tensor) -> Tensor:
         h = self.inner(x)
         return self._normalise(h) if self._first is None else self._apply(self._first, h)
 
-    def besides_flips(self, x: Tensor) -> Tensor:
-        h = self.inner(x.detach())
-        with torch.no_grad():
-            a = self._normalise(h)
-        return self._besides_flips(h, x, a)
-
-    def at_inputs(self, x: Tensor, a: Tensor, inputs: Inputs, tensors: Sequence[Tensor], *, flips: bool) -> Tensor:
-        first = self._statistics()
-        h = self.inner.at_inputs(x, first.h.detach(), inputs, tensors, flips=flips)
-        if flips:
-            return self._besides_flips(h, x, a)
+    def gradients(self, inputs: Tensor | None, x: Tensor | None, grad: Tensor, *, flips: bool) -> tuple[Tensor | None, ...]:
+        h, mean, inverse = self._statistics()
         rows = _rows(self.norm, h)
         if not rows.numel():
-            return self._apply(first, h)
-        # Without the running statistics, which have had their update.
-        normalised, _, _ = torch.native_batch_norm(rows, self.norm.weight, self.norm.bias, None, None, True, 0.0, self.norm.eps)
-        return normalised.view_as(h)
+            grad_h, grad_gamma, grad_beta = torch.zeros_like(h), torch.zeros_like(mean), torch.zeros_like(mean)
+        else:
+            arguments = (_rows(self.norm, grad).contiguous(), rows, self.gamma, None, None, mean, inverse, True, self.norm.eps)
+            grad_h, grad_gamma, grad_beta = torch.ops.aten.native_batch_norm_backward(*arguments, [True, True, True])
+            grad_h = grad_h.view_as(h)
+        grad_x, grad_weight, grad_bias = self.inner.gradients(inputs, x, grad_h, flips=flips)
+        if flips and x is not None:
+            grad_x = self._through_statistics(x, grad, grad_h, grad_gamma)
+        learned = (None, None) if self.gamma is None else (grad_gamma, grad_beta)
+        return grad_x, grad_weight, grad_bias, *learned, None, None, None
 
-    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
-        return self.inner.flip_product(x, a, grad, weight, noise, tolerance)
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        return self._held().flip_product(x, a, grad, noise, tolerance)
 
-    def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+    def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         """That of the flipped unit's own example, the statistics being held: an approximation."""
-        return self.inner.log_ratio(x, a, states, weight, noise, tolerance)
+        return self._held().log_ratio(x, a, states, noise, tolerance)
 
-    def slope_product(
-        self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, tolerance: float = 0.0
-    ) -> Tensor:
+    def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         raise InputError(
             f"{self.norm} takes its statistics from the batch, so that a unit moves the pre-activations of all examples, and "
             "its posterior is not known exactly; use inputs='posterior', net.eval(), or norm=fg.ScaleShift(channels)"
@@ -209,14 +213,23 @@ class BatchNormMap(Affine):
         # Anew from h: here the derivative through the statistics is wanted too.
         channels = _rows(self.norm, first.h).transpose(0, 1).flatten(1)
         inverse = torch.rsqrt(channels.var(1, correction=0) + self.norm.eps)
-        scale, _ = _scale_and_shift(self.norm, first.mean, inverse)
-        return self.inner.variance(v) * _spread(self.norm, scale.square())
+        return self.inner.variance(v) * self._over_channels(self._scale(inverse).square())
 
-    def _besides_flips(self, h: Tensor, x: Tensor, a: Tensor) -> Tensor:
-        first = self._statistics()
-        tensors = (h, x, self.norm.weight, self.norm.bias, a, first.mean, first.inverse, self.inner.parameter.detach())
-        result: Tensor = _Normalised.apply(*tensors, self.inner, self.norm)  # type: ignore[no-untyped-call]
-        return result
+    def _through_statistics(self, x: Tensor, grad: Tensor, grad_h: Tensor, grad_gamma: Tensor) -> Tensor:
+        """The part of the discrete gradient in the states ``x`` that goes through the statistics."""
+        h, _, inverse = self._statistics()
+        if not h.numel():
+            return torch.zeros_like(x)
+        scale = self._scale(inverse)
+        ordinary = self.inner.transposed(grad_h - grad * self._over_channels(scale), x)
+        # 2/N times the derivative in every channel's variance, the same for all examples.
+        factor = -scale * inverse * grad_gamma * (len(inverse) / h.numel())
+        squares = transpose(self.inner.variance, x[:1], self._over_channels(factor).expand_as(h[:1]))
+        return torch.addcmul(ordinary, x, squares, value=-1)
+
+    def _held(self) -> Affine:
+        """The map of one example, the statistics being held, as far as flips see it."""
+        return replace(self.inner, weight=per_channel(self.inner.weight, self._scale(self._statistics().inverse)))
 
     def _normalise(self, h: Tensor) -> Tensor:
         """Normalise ``h`` with its own statistics, keep these, and update the running ones as the module would."""
@@ -232,13 +245,21 @@ class BatchNormMap(Affine):
             self._first = Statistics(h, rows.new_zeros(channels), rows.new_ones(channels))
             return self._apply(self._first, h)
         running = (norm.running_mean, norm.running_var)
-        a, mean, inverse = torch.native_batch_norm(rows, norm.weight, norm.bias, *running, True, _momentum(norm), norm.eps)
+        a, mean, inverse = torch.native_batch_norm(rows, self.gamma, self.beta, *running, True, _momentum(norm), norm.eps)
         self._first = Statistics(h, mean.detach(), inverse.detach())
         return a.view_as(h)
 
     def _apply(self, statistics: Statistics, h: Tensor) -> Tensor:
-        scale, shift = _scale_and_shift(self.norm, statistics.mean, statistics.inverse)
-        return h * _spread(self.norm, scale) + _spread(self.norm, shift)
+        scale = self._scale(statistics.inverse)
+        shift = -statistics.mean * scale if self.beta is None else self.beta - statistics.mean * scale
+        return h * self._over_channels(scale) + self._over_channels(shift)
+
+    def _scale(self, inverse: Tensor) -> Tensor:
+        return inverse if self.gamma is None else self.gamma * inverse
+
+    def _over_channels(self, values: Tensor) -> Tensor:
+        """``values`` [channels] in a shape that broadcasts over pre-activations."""
+        return values.view(-1, *[1] * (self._statistics().h.dim() - 2)) if self.inner.channel_dim == 1 else values
 
     def _statistics(self) -> Statistics:
         if self._first is None:
@@ -246,68 +267,9 @@ class BatchNormMap(Affine):
         return self._first
 
 
-@final
-class _Normalised(torch.autograd.Function):
-    """Normalised pre-activations; backward, the ordinary derivative, and to the binary input the statistics' part of it."""
-
-    @staticmethod
-    def forward(
-        h: Tensor,
-        x: Tensor,
-        gamma: Tensor | None,
-        beta: Tensor | None,
-        a: Tensor,
-        mean: Tensor,
-        inverse: Tensor,
-        weight: Tensor,
-        inner: FixedMap,
-        norm: BatchNorm,
-    ) -> Tensor:
-        return a.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        h, x, gamma, _, _, mean, inverse, weight, ctx.inner, ctx.norm = inputs
-        ctx.save_for_backward(h, x, gamma, mean, inverse, weight)
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        h, x, gamma, mean, inverse, weight = ctx.saved_tensors
-        rows = _rows(ctx.norm, h)
-        channels = rows.shape[1]
-        if not rows.numel():
-            none = [None if gamma is None else torch.zeros_like(gamma)] * 2
-            return torch.zeros_like(h), torch.zeros_like(x), *none, *[None] * 6
-        arguments = (_rows(ctx.norm, grad).contiguous(), rows, gamma, None, None, mean, inverse, True, ctx.norm.eps)
-        grad_h, grad_gamma, grad_beta = torch.ops.aten.native_batch_norm_backward(*arguments, [True, True, True])
-        grad_h = grad_h.view_as(h)
-        grad_x = None
-        if ctx.needs_input_grad[1]:
-            scale = inverse if gamma is None else inverse * gamma
-            inner = ctx.inner.with_weight(weight)
-            ordinary = inner.transposed(grad_h - grad * _spread(ctx.norm, scale), x)
-            # 2/N times the derivative in every channel's variance, the same for all examples.
-            factor = -scale * inverse * grad_gamma * (channels / rows.numel())
-            squares = transpose(inner.variance, x[:1], _spread(ctx.norm, factor).expand_as(h[:1]))
-            grad_x = torch.addcmul(ordinary, x, squares, value=-1)
-        learned = (None, None) if gamma is None else (grad_gamma, grad_beta)
-        return grad_h, grad_x, *learned, *[None] * 6
-
-
 def per_channel(weight: Tensor, scale: Tensor) -> Tensor:
     """The ``weight`` [out, ...] with every output channel scaled."""
     return weight * scale.view(-1, *[1] * (weight.dim() - 1))
-
-
-def _behind(connectors: tuple[nn.Module, ...], affine: LinearMap | ConvMap) -> FixedMap:
-    return FoldedMap(affine, connectors) if connectors else affine
-
-
-def _folded(affine: LinearMap | ConvMap, scale: Tensor, shift: Tensor) -> LinearMap | ConvMap:
-    """The map scaled and shifted: one of the same kind."""
-    bias = shift if affine.bias is None else torch.addcmul(shift, affine.bias, scale)
-    return replace(affine, weight=per_channel(affine.weight, scale), bias=bias)
 
 
 def _fixed(norm: Norm) -> tuple[Tensor, Tensor]:
@@ -339,8 +301,3 @@ def _momentum(norm: BatchNorm) -> float:
 def _rows(norm: BatchNorm, h: Tensor) -> Tensor:
     """Pre-activations with their channels in dimension 1."""
     return h if isinstance(norm, nn.BatchNorm2d) else h.reshape(-1, h.shape[-1])
-
-
-def _spread(norm: BatchNorm, values: Tensor) -> Tensor:
-    """``values`` [channels] in a shape that broadcasts over pre-activations."""
-    return values.view(-1, 1, 1) if isinstance(norm, nn.BatchNorm2d) else values

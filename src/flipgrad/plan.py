@@ -60,12 +60,12 @@ class Sample:
     """A step that evaluates a binary layer, on an input seen through average pooling and the like."""
 
     layer: BinaryLayer
-    connectors: tuple[nn.Module, ...]
+    views: tuple[nn.Module, ...]
     binary: bool
 
     def evaluate(self, x: Tensor, visit: Visit, draw: Draw, prior: Prior | None = None) -> tuple[Tensor, Source | None]:
         """The states that ``visit`` gives the layer for the input ``x``, and their draw."""
-        return Within(visit, draw, self.binary, self.connectors, prior).evaluate(self.layer, x)
+        return Within(visit, draw, self.binary, self.views, prior).evaluate(self.layer, x)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flipgrad.errors import InputError
+from flipgrad.flips.ordinary import Geometry
 
 PoolModule = nn.AvgPool2d | nn.AdaptiveAvgPool2d
 
@@ -92,13 +93,15 @@ class PooledConv:
     @staticmethod
     def fold(
         weight: Tensor,
-        stride: tuple[int, int],
-        pads: tuple[int, int, int, int],
-        dilation: tuple[int, int],
+        geometry: Geometry,
+        sides: tuple[int, int, int, int],
         modules: Sequence[PoolModule],
         size: Sequence[int],
     ) -> PooledConv:
-        """Fold ``modules``, applied in order to images of ``size``, into the convolution behind them."""
+        """Fold ``modules``, applied in order to images of ``size``, into the convolution behind them.
+
+        ``sides`` is its padding on the left, right, top and bottom, whatever the ``geometry`` says.
+        """
         sizes, pools = [tuple(size)], []
         for module in modules:
             pool = Pool.of(module, sizes[-1])
@@ -110,7 +113,10 @@ class PooledConv:
                 )
             )
         axes = tuple(
-            Axis(weight.shape[2 + i], stride[i], dilation[i], pads[2 - 2 * i], pads[3 - 2 * i], sizes[-1][i]) for i in range(2)
+            Axis(
+                weight.shape[2 + i], geometry.stride[i], geometry.dilation[i], sides[2 - 2 * i], sides[3 - 2 * i], sizes[-1][i]
+            )
+            for i in range(2)
         )
         for pool, before in zip(reversed(pools), reversed(sizes[:-1]), strict=True):
             spread = (axes[0].dilation * pool.stride[0], axes[1].dilation * pool.stride[1])

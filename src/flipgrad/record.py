@@ -128,7 +128,7 @@ class Record:
         sources = [source for source in (_notes(node)[_MARK] for node in self.states) if source is not None]
         if not sources or len(sources) < len(self.states):
             return None
-        return Prior(tuple(sources), lambda: self._log_odds(sources), self._watched)
+        return Prior(tuple(sources), lambda: self._log_odds(sources), watch=self._watched)
 
     def _log_odds(self, sources: Sequence[Source]) -> Tensor:
         """Those of the states' units, moved as these were to become ``x``; what came from elsewhere is certain."""

@@ -23,15 +23,12 @@ another rule: there "auto" is "sampled", and with "posterior" and "rao-blackwell
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, final, get_args
 
 import torch
 from torch import Tensor
 
-from flipgrad import flips
-from flipgrad.affine import Affine, LinearMap
+from flipgrad.affine import AffineMap
 from flipgrad.errors import InputError
 from flipgrad.guards import once
 from flipgrad.layers import LayerCall
@@ -39,12 +36,6 @@ from flipgrad.noise import Noise
 from flipgrad.priors import Prior
 
 InputRule = Literal["auto", "sampled", "mean", "posterior", "rao-blackwell"]
-
-# The weight's place among the tensors of functions that are evaluated for many draws.
-WEIGHT = 3
-
-# Differentiable states from the pre-activations, which carry the parameters' gradients, and the sampled states.
-Attach = Callable[[Tensor, Tensor], Tensor]
 
 
 def check_inputs(estimator: str, inputs: str) -> None:
@@ -61,198 +52,100 @@ def allowed_error(estimator: str, tolerance: float, exact: bool) -> float:
     return 0.0 if exact else tolerance
 
 
-def averages(call: LayerCall, inputs: InputRule) -> bool:
-    """Whether a layer's weights take other inputs than its sampled states by a rule: else the estimate is the ordinary one."""
-    if not call.binary or inputs == "sampled":
-        return False
-    return inputs != "auto" or (call.prior is not None and call.prior.watch is None)
-
-
-def states(call: LayerCall, inputs: InputRule, tolerance: float, attach: Attach, *, flips: bool) -> Tensor:
-    """A layer's sampled states, with gradients in its parameters by a rule.
+def path_states(call: LayerCall, inputs: InputRule, tolerance: float, *, flips: bool) -> Tensor:
+    """A layer's sampled states with the gradient of their mean, 2F'(a), in its parameters and its input.
 
     Args:
         call: the layer's evaluation.
-        inputs: the rule, which :func:`averages` this layer's inputs.
+        inputs: what the gradient of a weight takes for its binary input.
         tolerance: the relative L2 error that is allowed in sums over flips.
-        attach: gives the states their gradient in the pre-activations, and in the input what these lack.
-        flips: whether ``attach`` flips the input; else the pre-activations carry the ordinary derivative in it.
+        flips: whether the gradient in a binary input is the discrete one; else it is the ordinary one.
     """
     with torch.no_grad():
         a = call.affine(call.x)
     sampled = call.sample(a)
     if not torch.is_grad_enabled():
         return sampled
+    averaged = share = None
+    if _averages(call, inputs):
+        prior = _known_prior(call, inputs)
+        if inputs != "mean" and prior.watch is not None:
+            call.x = prior.watch()
+        averaged, share = _averaged(call, prior, inputs, a, sampled, tolerance)
+    alone = call.prior if share is not None else None
+    states: Tensor = _PathStates.apply(  # type: ignore[no-untyped-call]
+        call.x, a, sampled, averaged, share if inputs == "rao-blackwell" else None, call.affine, call.noise, tolerance,
+        flips and call.binary, alone, *call.affine.tensors,
+    )  # fmt: skip
+    return states
+
+
+def _averages(call: LayerCall, inputs: InputRule) -> bool:
+    """Whether a layer's weights take other inputs than its sampled states by a rule."""
+    if not call.binary or inputs == "sampled":
+        return False
+    return inputs != "auto" or (call.prior is not None and call.prior.watch is None and not call.prior.shared)
+
+
+def _known_prior(call: LayerCall, inputs: InputRule) -> Prior:
     if call.prior is None:
         raise InputError(
             f"inputs={inputs!r} needs the probabilities with which the input of {type(call.layer).__name__} was drawn, but it "
             "is not known which layer drew it: keep the states in autograd's graph (no detach, no torch.no_grad), or use "
             "inputs='sampled'"
         )
-    if inputs != "mean" and call.prior.watch is not None:
-        call.x = call.prior.watch()
-    log_odds, x = call.prior.log_odds(), call.x.detach()
+    return call.prior
+
+
+@torch.no_grad()
+def _averaged(
+    call: LayerCall, prior: Prior, inputs: InputRule, a: Tensor, states: Tensor, tolerance: float
+) -> tuple[Tensor, Tensor | None]:
+    """The mean of every input unit by a rule and, of a posterior, the probability of the state that was not sampled."""
+    x, log_odds = call.x.detach(), prior.log_odds()
     if inputs == "mean":
-        return attach(call.affine.at_inputs(call.x, a, _mean, (log_odds,), flips=flips), sampled)
-    posterior = _Posterior(call.prior, call.affine, call.noise, tolerance, strict=inputs != "auto")
-    weight = call.affine.parameter
-    # Another tensor than a itself, which torch.compile wants to see in one place only.
-    tensors = (x, log_odds, a.detach(), sampled, weight.detach())
-    result = attach(call.affine.at_inputs(call.x, a, posterior.mean, tensors, flips=flips), sampled)
-    if inputs != "rao-blackwell":
-        return result
-    corrected: Tensor = _OwnInput.apply(result, weight, *tensors, posterior)  # type: ignore[no-untyped-call]
-    return corrected
-
-
-def _mean(log_odds: Tensor) -> Tensor:
-    """The mean of a state; torch computes a sigmoid three times as fast as tanh."""
-    return torch.sigmoid(log_odds).mul_(2).sub_(1)
+        return torch.sigmoid(log_odds).mul_(2).sub_(1), None
+    prior.check_alone()
+    ratio = call.affine.log_ratio(x, a, states, call.noise, tolerance)
+    # log q / (1 - q) of the sampled states, from those of +1 before.
+    posterior = torch.addcmul(ratio, x, log_odds, value=-1).neg_()
+    # Torch computes a sigmoid three times as fast as tanh.
+    return torch.sigmoid(posterior).mul_(2).sub_(1).mul_(x), torch.sigmoid(-posterior)
 
 
 @final
-@dataclass(frozen=True)
-class _Posterior:
-    """The probability of units' sampled states given all others."""
-
-    prior: Prior
-    affine: Affine
-    noise: Noise
-    tolerance: float
-    strict: bool
-
-    def log_odds(self, x: Tensor, prior: Tensor, a: Tensor, states: Tensor, weight: Tensor) -> Tensor:
-        """log q / (1 - q) of the sampled states, from those ``prior`` of +1."""
-        if self.prior.shared:
-            raise InputError(
-                "the posterior of a unit is known only where its states go to one layer, and here several layers (or the head) "
-                "were given them; use inputs='mean' or 'sampled'"
-            )
-        ratio: Tensor = _LogRatio.apply(x, a, states, weight, self)  # type: ignore[no-untyped-call]
-        return torch.addcmul(ratio, x, prior, value=-1).neg_()
-
-    def mean(self, x: Tensor, *others: Tensor) -> Tensor:
-        """The posterior mean of the states; where it is not known, and need not be, the states."""
-        if self.prior.shared and not self.strict:
-            return x
-        return _mean(self.log_odds(x, *others)).mul_(x)
-
-
-@final
-class _LogRatio(torch.autograd.Function):
-    """The log ratio, without a gradient; draws are one large batch where they share the weight."""
-
-    @staticmethod
-    def forward(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, posterior: _Posterior) -> Tensor:
-        return posterior.affine.log_ratio(x, a, states, weight, posterior.noise, posterior.tolerance)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
-        return (None,) * 5
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
-        *tensors, posterior = inputs
-        return over_draws(_LogRatio.apply, info.batch_size, in_dims, tensors, posterior.affine, posterior)
-
-
-@final
-class _OwnInput(torch.autograd.Function):
-    """States as they are; backward, to the weight how its gradient changes with its own input besides."""
+class _PathStates(torch.autograd.Function):
+    """Sampled states; backward, the gradients of their means by the affine map, at the inputs that are given."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(
-        result: Tensor,
-        weight: Tensor,
-        x: Tensor,
-        log_odds: Tensor,
-        a: Tensor,
-        states: Tensor,
-        kept: Tensor,
-        posterior: _Posterior,
-    ) -> Tensor:
-        return result.clone()
+        x: Tensor, a: Tensor, states: Tensor, averaged: Tensor | None, share: Tensor | None, affine: AffineMap, noise: Noise,
+        tolerance: float, flips: bool, prior: Prior | None, *tensors: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        return states.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, *tensors, ctx.posterior = inputs
-        ctx.save_for_backward(*tensors)
+        x, a, _, averaged, share, ctx.affine, ctx.noise, ctx.tolerance, ctx.flips, ctx.prior, *tensors = inputs
+        ctx.save_for_backward(x, a, averaged, share, *tensors)
 
     @staticmethod
     @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if not ctx.needs_input_grad[1]:
-            return grad, *[None] * 7
-        x, log_odds, a, states, weight = ctx.saved_tensors
-        share = torch.sigmoid(-ctx.posterior.log_odds(x, log_odds, a, states, weight))
-        change: Tensor = _SlopeProduct.apply(x, share, a, 2 * grad, weight, ctx.posterior)  # type: ignore[no-untyped-call]
-        return grad, change, *[None] * 6
-
-
-@final
-class _SlopeProduct(torch.autograd.Function):
-    """The slope product, without a gradient; draws of a fully connected layer are groups of a convolution of one place."""
-
-    @staticmethod
-    def forward(x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, posterior: _Posterior) -> Tensor:
-        return posterior.affine.slope_product(x, share, a, grad, weight, posterior.noise, posterior.tolerance)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
-        return (None,) * 6
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
-        *tensors, posterior = inputs
-        draws = leading(info.batch_size, in_dims, tensors)
-        *units, weight = draws
-        if not isinstance(posterior.affine, LinearMap) or units[0].dim() != 3:
-            apply: Any = _SlopeProduct.apply
-            return torch.stack([apply(*draw, posterior) for draw in zip(*draws, strict=True)]), 0
-        x, share, a, grad = (t.transpose(0, 1).flatten(1)[..., None, None] for t in units)
-        kernels = weight.flatten(0, 1)[..., None, None]
-        geometry, tolerance = flips.Geometry(groups=info.batch_size), posterior.tolerance
-        product = flips.slope_product(x, share, a, grad, kernels, posterior.noise, geometry, tolerance=tolerance)
-        return product.view_as(weight), 0
-
-
-def over_draws(
-    apply: Any, draws: int, in_dims: tuple[int | None, ...], tensors: list[Tensor], affine: Affine, *others: Any
-) -> tuple[Tensor, int]:
-    """What ``apply`` gives for many draws: one large batch where they share the weight, else one after the other.
-
-    Args:
-        apply: takes ``tensors``, of which the fourth is the weight and any may be None, and ``others``.
-        draws: how many.
-        in_dims: the dimension of the draws in every tensor, None where they share it.
-        tensors: of all draws.
-        affine: the layer's map.
-        others: what is no tensor.
-    """
-    every = leading(draws, in_dims, tensors)
-    weight = every[WEIGHT]
-    if not bool((weight == weight[:1]).all()):
-        each = ([None if t is None else t[draw] for t in every] for draw in range(draws))
-        return torch.stack([apply(*one, *others) for one in each]), 0
-    # It takes any dimensions in front.
-    as_they_are = isinstance(affine, LinearMap)
-    batch = [t if t is None or as_they_are else t.flatten(0, 1) for t in every]
-    batch[WEIGHT] = weight[0]
-    result: Tensor = apply(*batch, *others)
-    return result if as_they_are else result.unflatten(0, (draws, -1)), 0
-
-
-def leading(draws: int, in_dims: tuple[int | None, ...], tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors of all draws, these in the first dimension; what the draws share is expanded."""
-    pairs = zip(tensors, in_dims, strict=False)
-    return [t if t is None else t.expand(draws, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in pairs]
+        x, a, averaged, share, *tensors = ctx.saved_tensors
+        if ctx.prior is not None:
+            ctx.prior.check_alone()
+        affine = ctx.affine.with_tensors(tensors)
+        needs_x = ctx.needs_input_grad[0]
+        inputs = None if not any(ctx.needs_input_grad[10:]) else x if averaged is None else averaged
+        slopes = 2 * ctx.noise.pdf(a) * grad
+        grad_x, grad_weight, *others = affine.gradients(inputs, x if needs_x else None, slopes, flips=ctx.flips)
+        if ctx.flips and needs_x:
+            product = affine.flip_product(x, a, grad, ctx.noise, ctx.tolerance)
+            grad_x = product if grad_x is None else product + grad_x
+        if share is not None and grad_weight is not None:
+            # How the gradient of a weight changes with its own input.
+            grad_weight = grad_weight + affine.slope_product(x, share, a, 2 * grad, ctx.noise, ctx.tolerance)
+        return grad_x, *[None] * 9, grad_weight, *others

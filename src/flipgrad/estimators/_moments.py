@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from flipgrad.affine import FoldedMap, LinearMap
+from flipgrad.affine import Affine
 from flipgrad.errors import InputError
 from flipgrad.estimators._base import LocalEstimator
 from flipgrad.estimators._draws import own_draws
@@ -50,8 +50,7 @@ class MomentEstimator(LocalEstimator):
                 f"linear head from them, the head is {type(net.head).__name__}: use torch.nn.Linear without hooks, or another "
                 "estimator"
             )
-        linear = LinearMap(net.head.weight, net.head.bias)
-        affine = FoldedMap(linear, plan.tail) if plan.tail else linear
+        affine = Affine(net.head.weight, net.head.bias, views=plan.tail)
         mu, v = affine(states), affine.variance(1 - states.square())
         return evaluate(objective, self.sample_normal(mu, v, last.draw))
 

@@ -6,20 +6,15 @@ NeurIPS 2020, algorithm 1 and, for the enhanced head, appendix B.3.
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
 
-import torch
 from torch import Tensor
 
-from flipgrad.affine import Affine
-from flipgrad.estimators import _inputs
 from flipgrad.estimators._base import LocalEstimator
 from flipgrad.estimators._head import HeadGradient, check_head, head_losses
-from flipgrad.estimators._inputs import InputRule, allowed_error, check_inputs
-from flipgrad.guards import once
+from flipgrad.estimators._inputs import InputRule, allowed_error, check_inputs, path_states
 from flipgrad.layers import LayerCall
 from flipgrad.network import Sequential
-from flipgrad.noise import Noise
 from flipgrad.objectives import Objective
 
 
@@ -93,51 +88,7 @@ class PSA(LocalEstimator):
         return 1
 
     def states(self, call: LayerCall) -> Tensor:
-        def attach(a: Tensor, sampled: Tensor) -> Tensor:
-            flipped = call.x if call.binary else None
-            weight = call.affine.parameter.detach()
-            states: Tensor = _FlipStates.apply(  # type: ignore[no-untyped-call]
-                a, flipped, sampled, weight, call.affine, call.noise, self.tolerance
-            )
-            return states
-
-        if _inputs.averages(call, self.inputs):
-            return _inputs.states(call, self.inputs, self.tolerance, attach, flips=True)
-        # Ordinary derivatives reach the parameters, and a real-valued input, through a; binary inputs get theirs by flips (and
-        # through the statistics of a batch, where these are normalised with).
-        a = call.affine.besides_flips(call.x) if call.binary else call.affine(call.x)
-        return attach(a, call.sample(a))
+        return path_states(call, self.inputs, self.tolerance, flips=True)
 
     def head(self, net: Sequential, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
         return head_losses(net, last, states, objective, self.head_gradient, flip=self.flip_head)
-
-
-@final
-class _FlipStates(torch.autograd.Function):
-    """Sampled states; backward, 2F'(a) to the pre-activations and the flip product to the binary input."""
-
-    @staticmethod
-    def forward(
-        a: Tensor, x: Tensor | None, states: Tensor, weight: Tensor, affine: Affine, noise: Noise, tolerance: float
-    ) -> Tensor:
-        return states.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        a, x, _, weight, ctx.affine, ctx.noise, ctx.tolerance = inputs
-        ctx.save_for_backward(a, x, weight)
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        a, x, weight = ctx.saved_tensors
-        grad_a = 2 * ctx.noise.pdf(a) * grad if ctx.needs_input_grad[0] else None
-        flip = (x, a, grad, weight, ctx.noise, ctx.tolerance)
-        grad_x = ctx.affine.flip_product(*flip) if ctx.needs_input_grad[1] else None
-        return grad_a, grad_x, None, None, None, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
-        """Draws are one large batch where they share the weight, else evaluated one by one."""
-        *tensors, affine, noise, tolerance = inputs
-        return _inputs.over_draws(_FlipStates.apply, info.batch_size, in_dims, tensors, affine, affine, noise, tolerance)

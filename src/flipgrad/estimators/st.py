@@ -10,10 +10,9 @@ from typing import final
 
 from torch import Tensor
 
-from flipgrad.estimators import _inputs
 from flipgrad.estimators._base import LocalEstimator
 from flipgrad.estimators._head import HeadGradient, check_head, head_losses
-from flipgrad.estimators._inputs import InputRule, allowed_error, check_inputs
+from flipgrad.estimators._inputs import InputRule, allowed_error, check_inputs, path_states
 from flipgrad.layers import LayerCall
 from flipgrad.network import Sequential
 from flipgrad.objectives import Objective
@@ -60,15 +59,7 @@ class ST(LocalEstimator):
         return 1
 
     def states(self, call: LayerCall) -> Tensor:
-        def attach(a: Tensor, sampled: Tensor) -> Tensor:
-            m = call.noise.mean_sign(a)
-            # m - m is exactly 0, so the states stay exactly ±1.
-            return sampled + (m - m.detach())
-
-        if _inputs.averages(call, self.inputs):
-            return _inputs.states(call, self.inputs, self.tolerance, attach, flips=False)
-        a = call.affine(call.x)
-        return attach(a, call.sample(a))
+        return path_states(call, self.inputs, self.tolerance, flips=False)
 
     def head(self, net: Sequential, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
         return head_losses(net, last, states, objective, self.head_gradient, flip=False)
