@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from flipgrad.affine import Affine, FoldedMap, LinearMap
+from flipgrad.affine import Affine
 from flipgrad.errors import InputError
 from flipgrad.flips import Geometry, naive
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear
@@ -54,13 +54,11 @@ def assert_folds(layer: BinaryLayer, modules: list[nn.Module], x: Tensor, noise:
     def real(x: Tensor) -> Tensor:
         return layer.affine()(nn.Sequential(*modules)(x))
 
-    folded = FoldedMap(layer.affine(), tuple(modules))
+    folded = layer.affine(tuple(modules))
     a = folded(x)
     assert torch.equal(a, real(x))
     grad = normal(*a.shape, seed=9)
-    assert_same(
-        folded.flip_product(x, a.detach(), grad, folded.parameter.detach(), noise), flipped_in_turn(real, x, grad, noise)
-    )
+    assert_same(folded.flip_product(x, a.detach(), grad, noise), flipped_in_turn(real, x, grad, noise))
 
 
 def test_flipping_in_turn_is_the_naive_flip_product():
@@ -80,7 +78,7 @@ def test_linear_map_is_torchs(shape, bias):
     layer.load_state_dict(torch_layer.state_dict())
     x = torch.randn(shape)
     assert torch.equal(layer.affine()(x), torch_layer(x))
-    assert layer.affine().parameter is layer.weight
+    assert layer.affine().weight is layer.weight
 
 
 CONVOLUTIONS = [
@@ -107,7 +105,7 @@ def test_conv_map_is_torchs(arguments):
     layer.load_state_dict(torch_layer.state_dict())
     x = normal(2, 4, 7, 5)
     assert_same(layer.affine()(x), torch_layer(x))
-    assert layer.affine().parameter is layer.weight
+    assert layer.affine().weight is layer.weight
 
 
 PADDINGS = [
@@ -125,16 +123,16 @@ def test_padding_value_is_padding_by_hand(arguments, value, noise):
     layer = randomized(BinaryConv2d(2, 4, **arguments, padding_value=value))
     affine = layer.affine()
     x = states(2, 2, 4, 5)
-    left, right, top, bottom = affine.pads
-    padded = functional.pad(x, affine.pads, value=value)
+    left, right, top, bottom = sides = layer._pads()
+    padded = functional.pad(x, sides, value=value)
     weight, bias = layer.weight.detach(), layer.bias.detach()
-    geometry = Geometry(affine.stride, (0, 0), affine.dilation, affine.groups)
+    geometry = Geometry(layer.stride, (0, 0), layer.dilation, layer.groups)
     a = functional.conv2d(padded, weight, bias, *geometry)
     assert_same(affine(x).detach(), a)
     grad = normal(*a.shape, seed=1)
     expected = naive.flip_product(padded, weight, bias, grad, noise, geometry)
     expected = expected[:, :, top : padded.shape[2] - bottom, left : padded.shape[3] - right]
-    assert_same(affine.flip_product(x, a, grad, affine.parameter.detach(), noise), expected)
+    assert_same(affine.flip_product(x, a, grad, noise), expected)
 
 
 def test_constant_states_and_zeros_are_different_paddings():
@@ -152,23 +150,9 @@ def test_linear_flip_product_takes_any_leading_dimensions(shape):
     a = layer.affine()(x).detach()
     grad = normal(*a.shape, seed=1)
     expected = naive.flip_product(x.view(-1, 4), layer.weight, layer.bias, grad.view(-1, 5), Logistic())
-    actual = layer.affine().flip_product(x, a, grad, layer.weight.detach(), Logistic())
+    actual = layer.affine().flip_product(x, a, grad, Logistic())
     assert not actual.requires_grad
     assert_same(actual, expected.detach().view(shape))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("noise", [Logistic(1.3), Normal()], ids=str)
-def test_flip_product_of_examples_next_to_each_other_in_memory(dtype, noise):
-    layer = randomized(BinaryLinear(4, 5)).to(dtype)
-    x = states(3, 70, 4).to(dtype)
-    a = layer.affine()(x).detach()
-    grad = normal(*a.shape, seed=1).to(dtype)
-    apart = layer.affine().flip_product(x, a, grad, layer.weight.detach(), noise)
-    x, a, grad = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (x, a, grad))
-    together = layer.affine().flip_product(x, a, grad, layer.weight.detach(), noise)
-    assert together.stride() == x.stride()
-    torch.testing.assert_close(together, apart)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -237,13 +221,13 @@ def test_folded_pooling_before_convolution(case, noise, batch):
     if not refused:
         assert_folds(layer, pools, x, noise)
         return
-    folded = FoldedMap(layer.affine(), tuple(pools))
+    folded = layer.affine(tuple(pools))
     a = folded(x).detach()
     with pytest.raises(InputError, match="overlapping windows and padding do not fold into one kernel"):
-        folded.flip_product(x, a, torch.ones_like(a), folded.parameter.detach(), noise)
+        folded.flip_product(x, a, torch.ones_like(a), noise)
 
 
-# (the connectors, the convolution, the size of the images), each a corner that is easily got wrong.
+# (the poolings, the convolution, the size of the images), each a corner that is easily got wrong.
 FOLDS = {
     "leftover rows behind a padded convolution": ([nn.AvgPool2d(2)], BinaryConv2d(2, 3, 3, padding=1), (7, 5)),
     "leftover rows, pool padding": ([nn.AvgPool2d(3, padding=1)], BinaryConv2d(2, 3, 3, padding=1), (9, 6)),
@@ -309,11 +293,10 @@ def test_folded_pooling_before_linear_of_any_shape(kernel, stride, more, channel
 def test_pre_activations_are_differentiable_in_the_ordinary_way():
     layer = randomized(BinaryConv2d(1, 2, 2, padding=1, padding_value=-1))
     x = normal(2, 1, 4, 4).requires_grad_()
-    folded = FoldedMap(layer.affine(), (nn.AvgPool2d(2),))
+    folded = layer.affine((nn.AvgPool2d(2),))
 
     def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        inner = type(folded.inner)(weight, bias, (1, 1), (1, 1, 1, 1), (1, 1), 1, -1.0)
-        return FoldedMap(inner, folded.connectors)(x)
+        return folded.with_tensors((weight, bias))(x)
 
     assert torch.autograd.gradcheck(run, (x, layer.weight, layer.bias))
 
@@ -329,11 +312,11 @@ POOL_ERRORS = [
 
 @pytest.mark.parametrize(("pool", "padding", "message"), POOL_ERRORS, ids=lambda value: str(value)[:40])
 def test_pooling_that_does_not_fold_is_refused(pool, padding, message):
-    folded = FoldedMap(BinaryConv2d(1, 2, 1, padding=padding).affine(), (pool,))
+    folded = BinaryConv2d(1, 2, 1, padding=padding).affine((pool,))
     x = torch.ones(1, 1, 5, 5)
     a = folded(x).detach()
     with pytest.raises(InputError, match=message):
-        folded.flip_product(x, a, torch.ones_like(a), folded.parameter.detach(), Logistic())
+        folded.flip_product(x, a, torch.ones_like(a), Logistic())
 
 
 def test_unpadded_border_windows_are_even_windows():
@@ -357,7 +340,7 @@ def test_wrong_input_shape_is_refused(layer, shape, message):
 
 
 def test_pooling_before_linear_without_flattening_is_refused():
-    folded = FoldedMap(LinearMap(torch.ones(3, 2), None), (nn.AvgPool2d(2),))
+    folded = Affine(torch.ones(3, 2), None, views=(nn.AvgPool2d(2),))
     with pytest.raises(InputError, match=r"got \[1, 1, 2, 2\] from the pooling before it: put torch.nn.Flatten\(\) between"):
         folded(torch.ones(1, 1, 4, 4))
 
@@ -393,7 +376,7 @@ VARIANCES = {
 @pytest.mark.parametrize(("layer", "modules", "shape"), VARIANCES.values(), ids=VARIANCES.keys())
 def test_variance_is_that_of_independent_units(layer, modules, shape):
     layer = randomized(layer)
-    affine = FoldedMap(layer.affine(), modules) if modules else layer.affine()
+    affine = layer.affine(modules)
     m = torch.tanh(normal(1, *shape)).requires_grad_()
     variance, expected = affine.variance(1 - m.square()), enumerated_variance(affine, m)
     assert_same(variance, expected)

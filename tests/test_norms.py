@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 import flipgrad as fg
 import reference
-from flipgrad.affine import FoldedMap
+from flipgrad.affine import Affine
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.gradeval.draws import Problem, Sampler, one_by_one, vectorised
 from flipgrad.norms import BatchNormMap, uses_batch
@@ -156,7 +157,7 @@ each_layer = pytest.mark.parametrize("name", LAYERS)
 
 def in_training(name: str, kind: str = "batch", noise: fg.Noise | None = None, size: int = 5) -> tuple:
     """A layer with a norm in training mode, what it sees its states through, the states, and a gradient."""
-    make, connectors, shape = LAYERS[name]
+    make, views, shape = LAYERS[name]
     generator = torch.Generator().manual_seed(4)
     layer = make(None).double()
     for parameter in layer.parameters():
@@ -165,22 +166,27 @@ def in_training(name: str, kind: str = "batch", noise: fg.Noise | None = None, s
     layer.noise = noise or fg.Logistic()
     x = torch.randn(size, *shape, generator=generator, dtype=torch.float64).sign().requires_grad_()
     with torch.no_grad():
-        grad = torch.randn(copy.deepcopy(layer).affine(connectors)(x).shape, generator=generator, dtype=torch.float64)
-    return layer, connectors, x, grad
+        grad = torch.randn(copy.deepcopy(layer).affine(views)(x).shape, generator=generator, dtype=torch.float64)
+    return layer, views, x, grad
 
 
-def torchs(layer: fg.BinaryLayer, connectors: tuple[nn.Module, ...], x: Tensor) -> Tensor:
+def plain(layer: fg.BinaryLayer, views: tuple[nn.Module, ...]) -> Affine:
+    """The layer's map without its norm."""
+    return replace(layer.plain(), views=views)
+
+
+def torchs(layer: fg.BinaryLayer, views: tuple[nn.Module, ...], x: Tensor) -> Tensor:
     """The pre-activations by torch's own modules, the norm's channels where it wants them."""
-    h = FoldedMap(layer.plain(), connectors)(x) if connectors else layer.plain()(x)
+    h = plain(layer, views)(x)
     return layer.norm(h.flatten(0, -2)).view_as(h) if isinstance(layer, nn.Linear) else layer.norm(h)
 
 
 @pytest.mark.parametrize("kind", ["batch", "plain batch"])
 @each_layer
 def test_training_mode_is_torchs_in_values_derivatives_and_running_statistics(name, kind):
-    layer, connectors, x, grad = in_training(name, kind)
+    layer, views, x, grad = in_training(name, kind)
     twin = copy.deepcopy(layer)
-    a, expected = layer.affine(connectors)(x), torchs(twin, connectors, x)
+    a, expected = layer.affine(views)(x), torchs(twin, views, x)
     assert_same(a, expected)
     assert_same(
         torch.autograd.grad(a, [x, *layer.parameters()], grad), torch.autograd.grad(expected, [x, *twin.parameters()], grad)
@@ -194,11 +200,11 @@ def test_training_mode_is_torchs_in_values_derivatives_and_running_statistics(na
 @each_layer
 def test_psa_in_training_mode_is_its_formula(name, kind, noise):
     """Flips with the statistics held, and the statistics' own change at every flip, one by one."""
-    layer, connectors, x, grad = in_training(name, kind, noise)
+    layer, views, x, grad = in_training(name, kind, noise)
     twin = copy.deepcopy(layer)
 
     def before(x: Tensor) -> Tensor:
-        return FoldedMap(twin.plain(), connectors)(x) if connectors else twin.plain()(x)
+        return plain(twin, views)(x)
 
     h = before(x.detach())
     others = [d for d in range(h.dim()) if d != (1 if isinstance(layer, nn.Conv2d) else h.dim() - 1)]
@@ -223,7 +229,7 @@ def test_psa_in_training_mode_is_its_formula(name, kind, noise):
             direct.flatten(1)[:, i] = half * ((m(h, mean, variance) - m(moved, mean, variance)) * grad).flatten(1).sum(1)
             change = to_mean * (h - moved) + to_variance * ((h - mean) ** 2 - (moved - mean) ** 2)
             statistics.flatten(1)[:, i] = half * change.flatten(1).sum(1) / total
-    call = fg.layers.LayerCall(layer, x, True, layer.affine(connectors), lambda noise, a: torch.zeros_like(a))
+    call = fg.layers.LayerCall(layer, x, True, layer.affine(views), lambda noise, a: torch.zeros_like(a))
     states = paper_psa(exact=True).states(call)
     assert_same(states.detach(), torch.where(m(h, mean, variance) >= 1, 1.0, -1.0).double())
     actual = torch.autograd.grad(states, [x, *layer.parameters()], grad)
@@ -259,7 +265,7 @@ def test_the_flip_of_a_unit_in_training_mode_is_right_up_to_one_over_the_batch()
         (actual,) = torch.autograd.grad(states, x, grad)
         affine = layer.affine()
         a = affine(x).detach()
-        held = affine.flip_product(x.detach(), a, grad, affine.parameter.detach(), layer.noise)
+        held = affine.flip_product(x.detach(), a, grad, layer.noise)
         errors.append(float((actual[:20] - truth).norm() / truth.norm()))
         without.append(float((held[:20] - truth).norm() / truth.norm()))
     assert errors[1] < 0.01
@@ -270,9 +276,9 @@ def test_the_flip_of_a_unit_in_training_mode_is_right_up_to_one_over_the_batch()
 
 @each_layer
 def test_variances_are_those_of_independent_units(name):
-    layer, connectors, x, _ = in_training(name)
+    layer, views, x, _ = in_training(name)
     m = (0.9 * torch.rand_like(x)).detach().requires_grad_()
-    affine = layer.affine(connectors)
+    affine = layer.affine(views)
     affine(m)
     inner = affine.inner
     h = inner(m)
@@ -473,13 +479,13 @@ def test_statistics_are_not_known_before_an_evaluation():
     affine = fg.BinaryLinear(3, 4, norm=nn.BatchNorm1d(4)).affine()
     assert isinstance(affine, BatchNormMap)
     with pytest.raises(RuntimeError, match="known once its pre-activations were evaluated"):
-        _ = affine.parameter
+        _ = affine.tensors
 
 
 def test_without_a_norm_nothing_is_added():
     layer = fg.BinaryConv2d(1, 2, 3)
     assert list(layer.state_dict()) == ["weight", "bias"]
-    assert layer.affine().parameter is layer.weight
+    assert layer.affine().weight is layer.weight
     assert layer.effective_weight() is layer.weight
     assert not uses_batch(layer.norm)
     assert "norm" not in repr(layer)

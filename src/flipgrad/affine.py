@@ -209,10 +209,10 @@ class Affine(AffineMap):
         return self._over_flips(flips.log_ratio, x, a, states, noise, tolerance)
 
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
-        form = self._flip_form(self.weight, x)
+        form = self._flip_form(self.weight.detach(), x)
         units, shares, a, grad = form.units(x), form.units(share), self._rows(a), self._rows(grad)
         product = flips.slope_product(units, shares, a, grad, form.weight, noise, form.geometry, tolerance=tolerance)
-        if form.weight is self.weight:
+        if not self.views:
             return product
         return transpose(lambda weight: self._flip_form(weight, x).weight, self.weight, product)
 
@@ -228,7 +228,7 @@ class Affine(AffineMap):
         self, of: Callable[..., Tensor], x: Tensor, a: Tensor, other: Tensor, noise: Noise, tolerance: float
     ) -> Tensor:
         """One of the sums of :mod:`flipgrad.flips`, for every unit of ``x``."""
-        form = self._flip_form(self.weight, x)
+        form = self._flip_form(self.weight.detach(), x)
         u = of(form.units(x), self._rows(a), self._rows(other), form.weight, noise, form.geometry, tolerance=tolerance)
         return form.back(u, x)
 
