@@ -18,10 +18,10 @@ LAYERS = [
     ["flips"],
     ["pooling", "sampling", "priors"],
     ["record"],
-    ["affine"],
-    ["norms"],
+    ["affine", "objectives"],
+    ["norms", "contract"],
     ["layers"],
-    ["plan", "objectives"],
+    ["steps", "whitening"],
     ["network"],
     ["exact", "bounds"],
     ["estimators"],
@@ -31,9 +31,6 @@ LAYERS = [
     ["cli"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-
-# Imports inside a function that may point up, each for a reason given in the code.
-LAZY = {("network", "estimators")}
 
 SOURCES = sorted(ROOT.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
@@ -79,9 +76,8 @@ def test_imports_point_downwards():
     top = max(LEVEL[other] for other, _ in imported_parts(ROOT / "__init__.py")) + 1
     for path in SOURCES:
         part = part_of(path)
-        for other, lazy in imported_parts(path) if part in LEVEL else ():
-            if not (lazy and (part, other) in LAZY):
-                assert LEVEL.get(other, top) <= LEVEL[part], f"{path} imports {other}"
+        for other, _ in imported_parts(path) if part in LEVEL else ():
+            assert LEVEL.get(other, top) <= LEVEL[part], f"{path} imports {other}"
 
 
 def test_imports_form_no_cycle():
@@ -93,11 +89,6 @@ def test_imports_form_no_cycle():
     # The core is there, so that an empty graph is no success.
     assert {"noise", "pooling", "flips"} <= graph["affine"]
     TopologicalSorter(graph).prepare()
-
-
-def test_the_exception_is_still_needed():
-    lazy = {("network", other) for other, lazily in imported_parts(ROOT / "network.py") if lazily}
-    assert lazy == LAZY
 
 
 def calls(tree: ast.AST) -> Iterator[str]:

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import flipgrad as fg
-from flipgrad.layers import LayerCall
+from flipgrad.contract import LayerCall
 from flipgrad.noise import sign
 
 NOISES = [fg.Logistic(), fg.Normal(2.0), fg.Laplace(0.5), fg.Uniform(1.5)]
@@ -27,8 +27,11 @@ CONV = (
 both_kinds = pytest.mark.parametrize(("make", "make_torch", "shape"), [LINEAR, CONV], ids=["linear", "conv"])
 
 
-class Recorder:
+class Recorder(fg.LocalEstimator):
     """An estimator that notes what the layers tell it; its gradient is straight-through."""
+
+    def passes(self, depth: int) -> int:
+        return 1
 
     def __init__(self) -> None:
         self.calls: list[LayerCall] = []
@@ -443,8 +446,10 @@ def test_use_without_binary_layers_is_refused():
 
 
 def test_use_of_an_estimator_of_whole_networks_is_refused():
-    class Whole:
-        def losses(self): ...
+    class Whole(fg.Estimator):
+        def passes(self, depth): ...
+
+        def losses(self, net, batch): ...
 
     layer = fg.BinaryLinear(2, 2)
     with pytest.raises(fg.InputError, match=r"fg\.use: Whole needs the whole network; pass it to fg\.Sequential"):

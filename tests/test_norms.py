@@ -229,7 +229,7 @@ def test_psa_in_training_mode_is_its_formula(name, kind, noise):
             direct.flatten(1)[:, i] = half * ((m(h, mean, variance) - m(moved, mean, variance)) * grad).flatten(1).sum(1)
             change = to_mean * (h - moved) + to_variance * ((h - mean) ** 2 - (moved - mean) ** 2)
             statistics.flatten(1)[:, i] = half * change.flatten(1).sum(1) / total
-    call = fg.layers.LayerCall(layer, x, True, layer.affine(views), lambda noise, a: torch.zeros_like(a))
+    call = fg.contract.LayerCall(layer, x, True, layer.affine(views), lambda noise, a: torch.zeros_like(a))
     states = paper_psa(exact=True).states(call)
     assert_same(states.detach(), torch.where(m(h, mean, variance) >= 1, 1.0, -1.0).double())
     actual = torch.autograd.grad(states, [x, *layer.parameters()], grad)
@@ -378,7 +378,7 @@ def test_initialisation_whitens_by_the_norm(kind, moments, training):
     # The same draw: the first layer is white exactly, and with one sampled pass all of them are.
     seen: list[Tensor] = []
 
-    def visit(call: fg.layers.LayerCall) -> Tensor:
+    def visit(call: fg.contract.LayerCall) -> Tensor:
         seen.append(call.affine(call.x))
         return call.sample(seen[-1])
 

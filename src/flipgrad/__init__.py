@@ -26,6 +26,8 @@ from flipgrad.estimators import (
     LocalEstimator,
     LocalReparam,
     MuProp,
+    Path,
+    PathEstimator,
     RunningBaseline,
     Tanh,
 )
@@ -34,7 +36,7 @@ from flipgrad.network import Member, Sequential
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 from flipgrad.norms import ScaleShift
 from flipgrad.objectives import CrossEntropy, LogisticLoss, SoftCrossEntropy, SquaredError
-from flipgrad.plan import Concat
+from flipgrad.steps import Concat
 
 __version__ = "0.1.0.dev0"
 
@@ -51,7 +53,7 @@ __all__ = [  # noqa: RUF022
     "LEG", "REINFORCE", "DisARM", "MuProp",
     "ConstantBaseline", "LearnedBaseline", "RunningBaseline",
     "ADF", "Concrete", "GumbelRao", "HardST", "LocalReparam", "Tanh", "ZGR",
-    "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator",
+    "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator", "Path", "PathEstimator",
     # modules
     "bounds", "estimators", "exact", "flips", "gradeval",
     # errors

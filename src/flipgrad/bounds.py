@@ -17,9 +17,10 @@ from typing import final
 import torch
 from torch import Generator, Tensor, nn
 
+from flipgrad.contract import Estimator
 from flipgrad.errors import InputError
 from flipgrad.guards import keeping_buffers
-from flipgrad.network import LossRule, Sequential, check_sequential
+from flipgrad.network import Sequential, check_sequential
 from flipgrad.objectives import Objective, evaluate
 
 
@@ -63,7 +64,7 @@ def mean_losses(
     objective: Objective,
     samples: int,
     *,
-    estimator: LossRule | None = None,
+    estimator: Estimator | None = None,
     generator: Generator | None = None,
     noise: Sequence[Tensor] | None = None,
     antithetic: bool = False,
@@ -108,7 +109,7 @@ def bound_losses(
     objective: Objective,
     samples: int,
     *,
-    estimator: LossRule | None = None,
+    estimator: Estimator | None = None,
     generator: Generator | None = None,
     noise: Sequence[Tensor] | None = None,
     index: Tensor | None = None,
@@ -172,7 +173,7 @@ class _Copies:
         net: nn.Module,
         x: Tensor,
         samples: int,
-        estimator: LossRule | None,
+        estimator: Estimator | None,
         generator: Generator | None,
         noise: Sequence[Tensor] | None,
         index: Tensor | None,

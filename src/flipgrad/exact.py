@@ -20,20 +20,20 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from flipgrad.affine import called
+from flipgrad.contract import LayerCall, Network, Step
 from flipgrad.errors import InputError
 from flipgrad.guards import keeping_buffers
-from flipgrad.layers import LayerCall
 from flipgrad.network import Sequential, check_sequential, probabilities
 from flipgrad.noise import Noise, sign
 from flipgrad.objectives import Objective, evaluate
-from flipgrad.plan import Apply, Sample, Step
 from flipgrad.sampling import fresh
+from flipgrad.steps import Apply, Branch, Sample
 
 # Entries of one transition matrix: 2**24 is 12 units to 12 units, or 64 MiB in float32.
 BUDGET = 2**24
 
 
-def expected_loss(net: Sequential, x: Tensor, objective: Objective) -> Tensor:
+def expected_loss(net: Sequential | Network, x: Tensor, objective: Objective) -> Tensor:
     """The expected losses E_Z[f] of ``x`` [B, ...], exact and differentiable, [B].
 
     In the precision of the parameters and the input, also under autocast: use float64 for a reference. Real-valued modules
@@ -46,7 +46,7 @@ def expected_loss(net: Sequential, x: Tensor, objective: Objective) -> Tensor:
         return _per_example(net, x, objective, lambda distribution, f: (distribution * f).sum(1))
 
 
-def marginal_loss(net: Sequential, x: Tensor, objective: Objective) -> Tensor:
+def marginal_loss(net: Sequential | Network, x: Tensor, objective: Objective) -> Tensor:
     """The losses -log E_Z[exp(-f)] of the expected predictor, [B]: for a cross-entropy, -log E_Z[p(y | x)].
 
     Exact, differentiable and refusing as :func:`expected_loss`.
@@ -59,7 +59,7 @@ def predictive(net: Sequential, x: Tensor) -> Tensor:
     """The exact predictive probabilities E_Z[p(y | x)], [B, K]; refusing as :func:`expected_loss`."""
     with keeping_buffers(net), _full_precision(x):
         chain = _Chain.of(net, x)
-        p = probabilities(net.outputs(chain.states))
+        p = probabilities(chain.net.outputs(chain.states))
         return torch.cat([chain.distribution(part) @ p for part in chain.inputs.split(chain.rows)])
 
 
@@ -88,6 +88,7 @@ class _Chain:
     """The Markov chain of a network on a batch.
 
     Attributes:
+        net: the network.
         inputs: what the first binary layer sees, [B, ...].
         first: the step of that layer.
         matrices: the transition matrices of the layers after it.
@@ -95,6 +96,7 @@ class _Chain:
         rows: how many examples fit the budget at once.
     """
 
+    net: Network
     inputs: Tensor
     first: Step
     matrices: tuple[Tensor, ...]
@@ -102,13 +104,15 @@ class _Chain:
     rows: int
 
     @staticmethod
-    def of(net: Sequential, x: Tensor) -> _Chain:
-        check_sequential(net, "exact")
+    def of(net: Sequential | Network, x: Tensor) -> _Chain:
+        if not isinstance(net, Network):
+            check_sequential(net, "exact")
+            net = net.network()
         if not len(x):
             raise InputError("exact: the batch is empty; give at least one example")
         net.check_examples_alone("exact")
         x = net.front(x)
-        step, *steps = net.plan().steps
+        step, *steps = net.steps
         with torch.no_grad():
             _, states = _transition([step], x[:1])
         widest, matrices = len(states), []
@@ -119,7 +123,7 @@ class _Chain:
             matrix, states = _transition([later], states)
             matrices.append(matrix)
             widest = max(widest, len(states))
-        return _Chain(x, step, tuple(matrices), states, max(1, BUDGET // 8 // widest))
+        return _Chain(net, x, step, tuple(matrices), states, max(1, BUDGET // 8 // widest))
 
     def distribution(self, inputs: Tensor) -> Tensor:
         """The probabilities [b, 2**n] of the last layer's states, for some of the ``inputs``."""
@@ -129,13 +133,15 @@ class _Chain:
         return distribution
 
 
-def _per_example(net: Sequential, x: Tensor, objective: Objective, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _per_example(
+    net: Sequential | Network, x: Tensor, objective: Objective, combine: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     """Combine, for every example, the probabilities [b, 2**n] of the last states with their losses.
 
     Large batches go in parts, each computed again on the way back, if the objective can be split.
     """
     chain = _Chain.of(net, x)
-    outputs = net.outputs(chain.states)
+    outputs = chain.net.outputs(chain.states)
 
     def part(inputs: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
         # [2**n, b]
@@ -166,8 +172,12 @@ def _transition(steps: Iterable[Step], x: Tensor) -> tuple[Tensor, Tensor]:
             continue
         if isinstance(step, Sample):
             matrix, x = _layer(_pre_activations(step, x), step.layer.noise)
-        else:
+        elif isinstance(step, Branch):
             matrix, x = _joint([_transition(chain, x) for chain in step.chains], step.dim)
+        else:
+            raise InputError(
+                f"exact: the transitions of {type(step).__name__} are not known; use flipgrad.bounds.expected_loss"
+            )
         total = matrix if total is None else total @ matrix
     if total is None:
         # A branch that only moves units around leads from every state to itself.
@@ -184,7 +194,7 @@ def _pre_activations(step: Sample, x: Tensor) -> Tensor:
         found.append(call.affine(call.x))
         return sign(found[0].detach())
 
-    step.evaluate(x, visit, fresh(None))
+    step.run(x, None, visit, fresh(None))
     return found[0]
 
 

@@ -3,15 +3,15 @@ r"""Binary layers: an affine map, injected noise, and a sign, :math:`x' = \mathr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, TypeVar, final
+from typing import Any, ClassVar, TypeVar, final
 
 import torch
 from torch import Generator, Tensor, nn
 
 from flipgrad.affine import Affine, AffineMap, Padding, PaddingMode
 from flipgrad.capture import capturing, check_exportable, check_record, refuse_scripting, uncompiled
+from flipgrad.contract import LayerCall, LocalEstimator, Visit, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.flips import Geometry
 from flipgrad.guards import check_unchanged, estimate, has_hooks
@@ -19,51 +19,7 @@ from flipgrad.noise import Logistic, Noise
 from flipgrad.norms import Norm, check_norm, effective_weight, normalised, uses_batch
 from flipgrad.priors import Prior, Source
 from flipgrad.record import Record, mark
-from flipgrad.sampling import Draw, fresh, given, states
-
-
-@final
-@dataclass
-class LayerCall:
-    """One evaluation of a binary layer, as an estimator sees it.
-
-    Attributes:
-        layer: the layer itself.
-        x: its input.
-        binary: whether ``x`` is made of ±1 states (then a zero is padding, no unit); else it is real-valued and never flipped.
-        affine: the map from ``x`` to the pre-activations.
-        draw: gives Z for given pre-activations.
-        prior: with which probabilities binary states ``x`` were drawn, if that is known.
-        source: the draw of the layer's own states, after :meth:`sample`.
-    """
-
-    layer: BinaryLayer
-    x: Tensor
-    binary: bool
-    affine: AffineMap
-    draw: Draw
-    prior: Prior | None = None
-    source: Source | None = field(default=None, init=False)
-
-    @property
-    def noise(self) -> Noise:
-        """The distribution of Z."""
-        return self.layer.noise
-
-    def sample(self, a: Tensor) -> Tensor:
-        """States sign(a - Z), without a gradient."""
-        self.source = Source(self.noise, a.detach())
-        return states(self.draw, self.noise, a)
-
-
-# Turns one layer's evaluation into that layer's states: an estimator's rule, or a plain sample.
-Visit = Callable[[LayerCall], Tensor]
-
-
-class StateRule(Protocol):
-    """What a layer asks of an estimator: sampled (or relaxed) states that carry the estimator's gradient."""
-
-    def states(self, call: LayerCall) -> Tensor: ...
+from flipgrad.sampling import Draw, fresh, given
 
 
 @final
@@ -108,7 +64,7 @@ class BinaryLayer(nn.Module, ABC):
     noise: Noise
     norm: Norm | None
     input_dims: ClassVar[int]
-    estimator: StateRule | None = None
+    estimator: LocalEstimator | None = None
     generator: Generator | None = None
 
     @abstractmethod
@@ -152,7 +108,7 @@ class BinaryLayer(nn.Module, ABC):
         self,
         x: Tensor,
         *,
-        estimator: StateRule | None = None,
+        estimator: LocalEstimator | None = None,
         generator: Generator | None = None,
         noise: Tensor | None = None,
         binary: bool | None = None,
@@ -181,11 +137,16 @@ class BinaryLayer(nn.Module, ABC):
         return uncompiled(self._alone, x, estimator, generator, noise, binary)
 
     def _alone(
-        self, x: Tensor, estimator: StateRule | None, generator: Generator | None, noise: Tensor | None, binary: bool | None
+        self,
+        x: Tensor,
+        estimator: LocalEstimator | None,
+        generator: Generator | None,
+        noise: Tensor | None,
+        binary: bool | None,
     ) -> Tensor:
-        check_instance(estimator)
+        check_estimator(estimator)
         rule = estimator or self.estimator or UNDEFINED
-        relaxed = getattr(rule, "relaxed_objective", False)
+        relaxed = rule.relaxed_objective
         prior = None
         if binary is not False:
             record, told = Record.of(x), binary is not None
@@ -199,7 +160,7 @@ class BinaryLayer(nn.Module, ABC):
         if prior is not None:
             prior.read()
         call = LayerCall(self, x, binary, self.affine(), draw, prior)
-        result = estimate(rule.states(call), twice=getattr(rule, "second_derivatives", False))
+        result = estimate(rule.states(call), twice=rule.second_derivatives)
         mark(result, call.source)
         return result
 
@@ -367,8 +328,11 @@ torch.library.register_fake("flipgrad::refuse_backward", torch.empty_like)
 
 
 @final
-class Undefined:
+class Undefined(LocalEstimator):
     """The rule of a layer without an estimator: sampled states, and an error instead of a wrong gradient."""
+
+    def passes(self, depth: int) -> int:
+        return 1
 
     def states(self, call: LayerCall) -> Tensor:
         a = call.affine(call.x)
@@ -381,7 +345,7 @@ UNDEFINED = Undefined()
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
-def use(model: ModelT, estimator: StateRule | None, *, generator: Generator | None = None) -> ModelT:
+def use(model: ModelT, estimator: LocalEstimator | None, *, generator: Generator | None = None) -> ModelT:
     """Give every binary layer of ``model`` a local estimator, for an ordinary ``model(x)`` and an ordinary loss.
 
     For networks written by hand: skip connections, branches, concatenations. Whatever follows the last binary layer is
@@ -406,8 +370,8 @@ def use(model: ModelT, estimator: StateRule | None, *, generator: Generator | No
         raise InputError(
             f"fg.use: {type(model).__name__} has no binary layer; build it with fg.BinaryLinear or fg.BinaryConv2d"
         )
-    check_instance(estimator)
-    if estimator is not None and not hasattr(estimator, "states"):
+    check_estimator(estimator)
+    if estimator is not None and not isinstance(estimator, LocalEstimator):
         raise InputError(
             f"fg.use: {type(estimator).__name__} needs the whole network; pass it to fg.Sequential: "
             "net(x, objective, estimator=...)"
@@ -416,13 +380,6 @@ def use(model: ModelT, estimator: StateRule | None, *, generator: Generator | No
         layer.estimator = estimator
         layer.generator = generator
     return model
-
-
-def check_instance(estimator: object) -> None:
-    """Refuse an estimator's class or name where an object is wanted."""
-    if isinstance(estimator, type | str):
-        name = estimator.__name__ if isinstance(estimator, type) else estimator
-        raise InputError(f"estimator={name!r}: pass an object, e.g. estimator=fg.PSA()")
 
 
 def check_states(x: Tensor, module: nn.Module, *, relaxed: bool = False) -> None:

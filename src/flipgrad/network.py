@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.utils import parametrize
 
-from flipgrad.affine import called
 from flipgrad.capture import capturing, check_exportable, refuse_scripting
+from flipgrad.contract import Batch, Estimator, LayerCall, LocalEstimator, Network, Visit, check_estimator, recommended
 from flipgrad.errors import InputError
 from flipgrad.guards import estimate, keeping_buffers
-from flipgrad.layers import UNDEFINED, BinaryLayer, LayerCall, Visit, check_instance
+from flipgrad.layers import UNDEFINED, BinaryLayer
 from flipgrad.noise import Noise, sign
-from flipgrad.norms import Norm, per_channel, whiten
 from flipgrad.objectives import Objective
-from flipgrad.plan import Apply, Plan, Sample, Step, plan
-from flipgrad.priors import Prior
 from flipgrad.sampling import Draw, Mirrored, fresh, given
-
-
-@final
-@dataclass(frozen=True)
-class Batch:
-    """What an estimate is made from.
-
-    Attributes:
-        x: inputs [B, ...].
-        objective: maps outputs [..., B, K] to losses [..., B].
-        draw: the source of noise.
-        index: the examples' numbers in the data set, [B], for estimators that remember something of each of them.
-    """
-
-    x: Tensor
-    objective: Objective
-    draw: Draw
-    index: Tensor | None = None
-
-
-class LossRule(Protocol):
-    """What a network asks of an estimator: losses [B] whose gradient is the estimator's."""
-
-    def losses(self, net: Sequential, batch: Batch) -> Tensor: ...
+from flipgrad.steps import network
+from flipgrad.whitening import whiten_layers
 
 
 @final
@@ -74,7 +48,7 @@ class Sequential(nn.Module):
         for name, module in zip(self.body, modules, strict=True):
             self.add_module(name, module)
         self.head = head
-        self.plan()
+        self.network()
 
     def __len__(self) -> int:
         return len(self.body)
@@ -82,21 +56,21 @@ class Sequential(nn.Module):
     def __getitem__(self, index: int) -> nn.Module:
         return self.get_submodule(self.body[index])
 
-    def plan(self) -> Plan:
-        """The steps of an evaluation. Made anew from the modules each time, so that replacing one is safe."""
-        return plan(self.get_submodule(name) for name in self.body)
+    def network(self) -> Network:
+        """What is evaluated. Made anew from the modules each time, so that replacing one is safe."""
+        return network((self.get_submodule(name) for name in self.body), self.head)
 
     @property
     def binary_layers(self) -> list[BinaryLayer]:
         """The binary layers in the order of evaluation."""
-        return self.plan().layers()
+        return self.network().binary_layers
 
     def forward(
         self,
         x: Tensor,
         objective: Objective | None = None,
         *,
-        estimator: LossRule | None = None,
+        estimator: Estimator | None = None,
         generator: Generator | None = None,
         noise: Sequence[Tensor] | None = None,
         antithetic: bool = False,
@@ -118,17 +92,18 @@ class Sequential(nn.Module):
             Outputs [B, K], or losses [B]: their value is the sampled (or relaxed) loss, their gradient the estimator's.
         """
         _check_input(x)
-        check_instance(estimator)
-        draw = self._draw(generator, noise)
+        check_estimator(estimator)
+        net = self.network()
+        draw = _source(net, generator, noise)
         if antithetic:
             if noise is not None or len(x) % 2:
                 raise InputError("antithetic=True draws noise for pairs: give an even batch, and no noise")
             draw = Mirrored(draw)
         if objective is None:
-            return self.outputs(self.run(self.front(x), _by_layer, draw))
-        rule = estimator or self._default_estimator()
-        losses = rule.losses(self, Batch(x, objective, draw, index))
-        return estimate(losses, twice=getattr(rule, "second_derivatives", False))
+            return net.outputs(net.run(net.front(x), _by_layer, draw))
+        rule = estimator or net.binary_layers[0].estimator or recommended()
+        losses = rule.losses(net, Batch(x, objective, draw, index))
+        return estimate(losses, twice=rule.second_derivatives)
 
     def __prepare_scriptable__(self) -> None:
         """What ``torch.jit.script`` asks first."""
@@ -136,22 +111,15 @@ class Sequential(nn.Module):
 
     def front(self, x: Tensor) -> Tensor:
         """What the first binary layer sees of ``x``: the output of the real-valued modules before it."""
-        for module in self.plan().front:
-            x = module(x)
-        return x
+        return self.network().front(x)
 
     def run(self, inputs: Tensor, visit: Visit, draw: Draw) -> Tensor:
         """The last states for ``inputs`` = :meth:`front` (x), where ``visit`` gives each layer's states in turn."""
-        states, _ = _run(self.plan().steps, inputs, None, visit, draw)
-        return states
+        return self.network().run(inputs, visit, draw)
 
     def outputs(self, states: Tensor) -> Tensor:
         """The head's outputs [..., K] for the last layer's states."""
-        return self.readout()(states)
-
-    def readout(self) -> Readout:
-        """The head together with the modules between it and the last binary layer."""
-        return Readout(self.plan().tail, self.head)
+        return self.network().outputs(states)
 
     @torch.no_grad()
     def predict(
@@ -196,7 +164,8 @@ class Sequential(nn.Module):
         _check_input(x)
         if not len(x):
             raise InputError("member(x) needs at least one example to know the shapes of the units")
-        self.check_examples_alone("member")
+        net = self.network()
+        net.check_examples_alone("member")
         drawn: list[Tensor] = []
 
         def visit(call: LayerCall) -> Tensor:
@@ -205,7 +174,7 @@ class Sequential(nn.Module):
             return sign(a - drawn[-1])
 
         with keeping_buffers(self):
-            self.run(self.front(x)[:1], visit, fresh(generator))
+            net.run(net.front(x)[:1], visit, fresh(generator))
         return Member(self, tuple(drawn))
 
     @torch.no_grad()
@@ -227,53 +196,8 @@ class Sequential(nn.Module):
             The network, changed in place.
         """
         _check_input(batch)
-        norms = {layer: layer.norm for layer in self.binary_layers}
-        rule = _whiten_moments if moments else _whiten
-        try:
-            # Statistics are those before the norm, so it is put aside while they are taken.
-            for layer in norms:
-                layer.norm = None
-            self.run(self.front(batch), lambda call: rule(call, norms[call.layer]), fresh(generator))
-        finally:
-            for layer, norm in norms.items():
-                layer.norm = norm
+        whiten_layers(self.network(), batch, fresh(generator), moments=moments)
         return self
-
-    def check_examples_alone(self, who: str) -> None:
-        """Refuse, on behalf of ``who``, a network whose examples depend on each other through the statistics of a batch."""
-        for layer in self.binary_layers:
-            if layer.mixes_examples:
-                raise InputError(
-                    f"{who}: {layer.norm} of {type(layer).__name__} takes its statistics from the batch, so that examples "
-                    "depend on each other; call net.eval() (or norm.eval() alone) to use the running statistics, or take "
-                    "norm=fg.ScaleShift(channels)"
-                )
-
-    def _draw(self, generator: Generator | None, noise: Sequence[Tensor] | None) -> Draw:
-        if noise is None:
-            return fresh(generator or self.binary_layers[0].generator)
-        layers = self.binary_layers
-        if len(noise) != len(layers):
-            raise InputError(f"noise: {len(noise)} tensors were handed in for {len(layers)} binary layers; give one each")
-        remaining = iter(noise)
-
-        def draw(distribution: Noise, a: Tensor) -> Tensor:
-            z = next(remaining, None)
-            if z is None:
-                raise InputError("noise: this estimator draws more than once per layer, so it cannot replay handed-in noise")
-            return given(z)(distribution, a)
-
-        return draw
-
-    def _default_estimator(self) -> LossRule:
-        attached: Any = self.binary_layers[0].estimator
-        if hasattr(attached, "losses"):
-            rule: LossRule = attached
-            return rule
-        # The one upward reference: who does not choose gets the estimator that we recommend.
-        from flipgrad.estimators.psa import PSA
-
-        return PSA()
 
 
 def check_sequential(net: object, who: str, *, wrapped: bool = False) -> None:
@@ -284,26 +208,6 @@ def check_sequential(net: object, who: str, *, wrapped: bool = False) -> None:
             f"{who} takes a flipgrad.Sequential, whose layers and head it knows one by one, got {type(net).__name__}: build "
             "the network as fg.Sequential(*layers, head=...); of one that is compiled or distributed, give what was wrapped"
         )
-
-
-@final
-@dataclass(frozen=True)
-class Readout:
-    """What follows the last binary layer: reshaping or pooling, and the head."""
-
-    tail: tuple[nn.Module, ...]
-    head: nn.Module
-
-    def __call__(self, states: Tensor) -> Tensor:
-        outputs: Tensor = self.head(called(self.tail, states))
-        if outputs.dim() < 2 or outputs.shape[0] != states.shape[0]:
-            raise InputError(
-                f"the head must map states to outputs [batch, K], it gave {list(outputs.shape)} for {list(states.shape)}; one "
-                "output still needs the last dimension: nn.Linear(n, 1)"
-            )
-        # Flips compare losses that differ little: half the digits would not do.
-        half = outputs.dtype in (torch.bfloat16, torch.float16)
-        return outputs.float() if half or torch.is_autocast_enabled(outputs.device.type) else outputs
 
 
 @final
@@ -343,79 +247,28 @@ def parameters_by_layer(net: Sequential) -> dict[str, dict[str, nn.Parameter]]:
     return {name: group for name, group in groups.items() if group}
 
 
-def _run(steps: Iterable[Step], x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-    for step in steps:
-        if isinstance(step, Apply):
-            x, prior = called([step.module], x), prior and prior.moved(step.module)
-        elif isinstance(step, Sample):
-            x, source = step.evaluate(x, visit, draw, prior)
-            prior = source and Prior.of(source)
-        else:
-            prior = prior and replace(prior, branched=prior.branched or len(step.chains) > 1)
-            chains = [_run(chain, x, prior, visit, draw) for chain in step.chains]
-            x, priors = torch.cat([states for states, _ in chains], step.dim), [known for _, known in chains if known]
-            prior = Prior.joined(priors, step.dim) if len(priors) == len(chains) else None
-    return x, prior
+def _source(net: Network, generator: Generator | None, noise: Sequence[Tensor] | None) -> Draw:
+    """New noise, or that which was handed in."""
+    layers = net.binary_layers
+    if noise is None:
+        return fresh(generator or layers[0].generator)
+    if len(noise) != len(layers):
+        raise InputError(f"noise: {len(noise)} tensors were handed in for {len(layers)} binary layers; give one each")
+    remaining = iter(noise)
+
+    def draw(distribution: Noise, a: Tensor) -> Tensor:
+        z = next(remaining, None)
+        if z is None:
+            raise InputError("noise: this estimator draws more than once per layer, so it cannot replay handed-in noise")
+        return given(z)(distribution, a)
+
+    return draw
 
 
 def _by_layer(call: LayerCall) -> Tensor:
     """The states that the layer's own estimator gives."""
-    rule = call.layer.estimator or UNDEFINED
-    return estimate(rule.states(call), twice=getattr(rule, "second_derivatives", False))
-
-
-def _whiten(call: LayerCall, norm: Norm | None) -> Tensor:
-    """Whiten one layer's pre-activations, by the norm if there is one, and return its new states."""
-    a = call.affine(call.x)
-    return call.sample(_rescale(call.layer, norm, a, torch.zeros_like(a)))
-
-
-def _whiten_moments(call: LayerCall, norm: Norm | None) -> Tensor:
-    """Whiten one layer's pre-activations over the batch and the sampling, and return the new means of its units."""
-    a = call.affine(call.x)
-    variance = call.affine.variance(1 - call.x.square()) if call.binary else torch.zeros_like(a)
-    return call.noise.mean_sign(_rescale(call.layer, norm, a, variance))
-
-
-def _rescale(layer: BinaryLayer, norm: Norm | None, a: Tensor, within: Tensor) -> Tensor:
-    """Make the layer's pre-activations, of means ``a`` and variances ``within``, whiten over the batch; the new means."""
-    channel = layer.plain().channel_dim % a.dim()
-    others = [dim for dim in range(a.dim()) if dim != channel]
-    if a.numel() < 2 * a.shape[channel]:
-        raise InputError(f"initialize: pre-activations {list(a.shape)} have no variance; use a batch of at least two examples")
-    between, mean = torch.var_mean(a, others, correction=0, keepdim=True)
-    variance = between + within.mean(others, keepdim=True)
-    # A channel is constant if it varies no more than by the rounding of the pre-activations.
-    rounding = 4 * torch.finfo(a.dtype).eps * a.abs().max()
-    variance = torch.where(variance > rounding**2, variance, 1)
-    if norm is not None:
-        scale, shift = (t.view_as(mean) for t in whiten(norm, mean.flatten(), variance.flatten()))
-        return a * scale + shift
-    scale = variance.rsqrt()
-    _assign(layer, "weight", per_channel(layer.weight, scale))
-    if layer.bias is None:
-        mean = torch.zeros_like(mean)
-    else:
-        _assign(layer, "bias", (layer.bias - mean.flatten()) * scale.flatten())
-    return (a - mean) * scale
-
-
-def _assign(layer: BinaryLayer, name: str, value: Tensor) -> None:
-    if not parametrize.is_parametrized(layer, name):
-        if name not in layer._parameters:
-            raise InputError(
-                f"initialize: the {name} of {type(layer).__name__} is computed by a hook (prune, the old weight_norm), so it "
-                "cannot be set; initialise before, or use torch.nn.utils.parametrizations"
-            )
-        getattr(layer, name).copy_(value)
-        return
-    parametrizations: Any = layer.parametrizations
-    if not all(hasattr(step, "right_inverse") for step in parametrizations[name]):
-        raise InputError(
-            f"initialize: the parametrisation of {type(layer).__name__}.{name} has no right_inverse, so it cannot be set; add "
-            "one, or initialise before parametrising"
-        )
-    setattr(layer, name, value)
+    rule: LocalEstimator = call.layer.estimator or UNDEFINED
+    return estimate(rule.states(call), twice=rule.second_derivatives)
 
 
 def _check_input(x: Tensor) -> None:

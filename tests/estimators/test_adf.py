@@ -10,7 +10,7 @@ from torch import nn
 
 import flipgrad as fg
 import reference
-from flipgrad.network import Batch
+from flipgrad.contract import Batch
 from reference import assert_same, batch, build, chain, concatenated, randomized
 
 both = pytest.mark.parametrize("estimator", [fg.ADF(), fg.LocalReparam()], ids=["adf", "local-reparam"])
@@ -51,7 +51,7 @@ def test_outputs_of_one_layer_have_the_exact_moments():
     drawn = {}
     for epsilon in (0.0, 1.0):
         kept = Outputs()
-        fg.ADF().losses(net, Batch(x, kept, lambda noise, a, epsilon=epsilon: torch.full_like(a, epsilon)))
+        fg.ADF().losses(net.network(), Batch(x, kept, lambda noise, a, epsilon=epsilon: torch.full_like(a, epsilon)))
         drawn[epsilon] = kept.outputs
     assert_same(drawn[0], mean)
     assert_same((drawn[1] - drawn[0]).square(), square - mean.square())

@@ -8,9 +8,9 @@ from unbiasedness import (
 )
 
 import flipgrad as fg
+from flipgrad.contract import Batch
 from flipgrad.estimators._paths import Path
 from flipgrad.estimators.arms import correlation
-from flipgrad.network import Batch
 from flipgrad.sampling import fresh
 
 
@@ -50,7 +50,9 @@ def test_correlation_is_that_of_the_states_used(monkeypatch):
     tail = Path.tail
     monkeypatch.setattr(Path, "tail", lambda self, k, states: (seen.append(states), tail(self, k, states))[1])
     n = 100_000
-    path = Path.sample(net, Batch(x.expand(n, 2), fg.CrossEntropy(y.expand(n)), fresh(torch.Generator().manual_seed(0))))
+    path = Path.sample(
+        net.network(), Batch(x.expand(n, 2), fg.CrossEntropy(y.expand(n)), fresh(torch.Generator().manual_seed(0)))
+    )
     fg.ARMS(3).gradients(path)
     a = path.a[0][0].detach()
     m, rho = torch.tanh(a / 2), correlation(torch.sigmoid(-a.abs()), 3)
@@ -69,7 +71,7 @@ def test_two_samples_are_disarm():
     for estimator in (fg.ARMS(2), fg.DisARM()):
         generator = torch.Generator().manual_seed(1)
         n = 100_000
-        path = Path.sample(net, Batch(x.expand(n, 2), fg.CrossEntropy(y.expand(n)), fresh(generator)))
+        path = Path.sample(net.network(), Batch(x.expand(n, 2), fg.CrossEntropy(y.expand(n)), fresh(generator)))
         g = torch.cat([g.flatten(1) for g in estimator.gradients(path)], 1)
         moments[type(estimator)] = g.mean(0), g.var(0)
     (mean, variance), (other, disarm) = moments.values()

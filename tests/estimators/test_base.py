@@ -7,8 +7,8 @@ from unbiasedness import assert_caught, random_net
 
 import flipgrad as fg
 import reference
+from flipgrad.contract import Batch
 from flipgrad.estimators import ESTIMATORS
-from flipgrad.network import Batch
 from reference import assert_same, batch, chain, fully_connected, gradients, mean_gradient
 
 each = pytest.mark.parametrize("kind", ESTIMATORS.values(), ids=ESTIMATORS.keys())
@@ -57,7 +57,7 @@ def test_value_is_the_sampled_loss_unless_relaxed(kind):
         given = next(remaining, None) if a.dim() == 2 else None
         return noise.sample_like(a) if given is None else given
 
-    losses = kind().losses(net, Batch(x, objective, draw))
+    losses = kind().losses(net.network(), Batch(x, objective, draw))
     assert losses.shape == (4,)
     sampled = objective(graph.outputs(reference.sample(graph, x, z)))
     assert kind.relaxed_objective != bool((losses - sampled).abs().max() < 1e-12)

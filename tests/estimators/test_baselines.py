@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import flipgrad as fg
+from flipgrad.contract import Batch
 from flipgrad.estimators.baselines import Baseline
-from flipgrad.network import Batch
 from flipgrad.sampling import fresh
 from reference import assert_same, batch, chain, fully_connected, gradients, noise_like
 

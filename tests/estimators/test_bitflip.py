@@ -4,8 +4,8 @@ from torch import nn
 from unbiasedness import assert_unbiased, random_net
 
 import flipgrad as fg
+from flipgrad.contract import Batch
 from flipgrad.estimators._paths import Path
-from flipgrad.network import Batch
 from flipgrad.sampling import fresh
 
 
@@ -17,7 +17,7 @@ def test_unbiased_with_other_noise(noise):
 def test_is_its_formula_for_one_layer():
     net, x, y = random_net((4,), fg.Normal(1.5))
     objective = fg.CrossEntropy(y.expand(400))
-    path = Path.sample(net, Batch(x.expand(400, 2), objective, fresh(torch.Generator().manual_seed(0))))
+    path = Path.sample(net.network(), Batch(x.expand(400, 2), objective, fresh(torch.Generator().manual_seed(0))))
     (g,) = fg.BitFlip().gradients(path)
     met = set()
     for i in range(400):

@@ -12,8 +12,8 @@ from unbiasedness import (
 
 import flipgrad as fg
 import reference
+from flipgrad.contract import Batch
 from flipgrad.estimators._paths import Path
-from flipgrad.network import Batch
 from flipgrad.sampling import given
 from reference import assert_same, build, chain, fully_connected, gradients
 
@@ -52,7 +52,7 @@ def test_is_its_formula(name, noise):
         return drawn[-1]
 
     weights = torch.arange(1.0, len(x) + 1, dtype=x.dtype)
-    losses = fg.DisARM().losses(net, Batch(x, objective, draw))
+    losses = fg.DisARM().losses(net.network(), Batch(x, objective, draw))
     expected = gradients(literal(chain(net), x, drawn, objective) @ weights, net, input=x)
     assert_same(gradients(losses @ weights, net, input=x), expected, 1e-9)
 
@@ -67,7 +67,7 @@ def test_is_the_mean_of_arm_given_the_two_states(noise, bias):
     with torch.no_grad():
         net[0].bias.fill_(bias)
     x, y = torch.zeros(n, 1, dtype=torch.float64), torch.zeros(n, dtype=torch.long)
-    path = Path.sample(net, Batch(x, fg.CrossEntropy(y), given(noise.icdf(u)[:, None])))
+    path = Path.sample(net.network(), Batch(x, fg.CrossEntropy(y), given(noise.icdf(u)[:, None])))
     (arm,), (disarm,) = fg.ARM().gradients(path), fg.DisARM().gradients(path)
     p = noise.cdf(torch.tensor(bias, dtype=torch.float64))
     cells = (u > 1 - p).long() + 2 * (u < p).long()

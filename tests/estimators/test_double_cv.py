@@ -4,8 +4,8 @@ from torch import nn
 from unbiasedness import Broken, assert_caught, assert_unbiased, exact_gradients, random_net
 
 import flipgrad as fg
+from flipgrad.contract import Batch
 from flipgrad.estimators._paths import Path
-from flipgrad.network import Batch
 from flipgrad.sampling import fresh
 
 
@@ -31,7 +31,7 @@ def test_a_wrong_correction_is_caught():
 
 
 def path_of(net, x, objective, draws):
-    return Path.sample(net, Batch(x.expand(draws, 2), objective, fresh(torch.Generator().manual_seed(0))))
+    return Path.sample(net.network(), Batch(x.expand(draws, 2), objective, fresh(torch.Generator().manual_seed(0))))
 
 
 @pytest.mark.parametrize("samples", [2, 4])
@@ -52,7 +52,7 @@ def test_is_the_formula_for_two_samples():
         drawn.append(noise.sample_like(a))
         return drawn[-1]
 
-    path = Path.sample(net, Batch(x.expand(50, 2), objective, draw))
+    path = Path.sample(net.network(), Batch(x.expand(50, 2), objective, draw))
     (g,) = fg.DoubleCV(alpha=-0.7).gradients(path)
     a = path.a[0].detach()
     states = [torch.where(a >= z, 1.0, -1.0).double().requires_grad_() for z in drawn]

@@ -8,9 +8,9 @@ from local_checks import NAMES, assert_is, literal, seeded, straight
 
 import flipgrad as fg
 import reference
+from flipgrad.contract import LayerCall
 from flipgrad.estimators._draws import conditional
 from flipgrad.flips import native
-from flipgrad.layers import LayerCall
 from flipgrad.sampling import Stream, fresh
 from reference import build, chain
 

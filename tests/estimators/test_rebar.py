@@ -4,9 +4,9 @@ from torch import nn
 from unbiasedness import assert_caught, assert_unbiased, random_net
 
 import flipgrad as fg
+from flipgrad.contract import Batch
 from flipgrad.estimators._control import PACE
 from flipgrad.estimators._paths import Path
-from flipgrad.network import Batch
 from flipgrad.sampling import fresh
 
 DRAWS = 5000
@@ -48,7 +48,7 @@ def test_is_the_formula_for_one_layer():
         uniforms.append(torch.rand_like(a))
         return noise.icdf(uniforms[-1])
 
-    path = Path.sample(net, Batch(x.expand(50, 2), objective, draw))
+    path = Path.sample(net.network(), Batch(x.expand(50, 2), objective, draw))
     (g,) = fg.REBAR(t, eta).gradients(path)
     u, v = uniforms
     a = path.a[0].detach().requires_grad_()
@@ -80,7 +80,7 @@ def test_variance_loss_is_the_squared_length_and_has_its_derivative():
         return rebar.variance_loss(net, many, objective, generator=torch.Generator().manual_seed(3))
 
     value = loss()
-    path = Path.sample(net, Batch(many, objective, fresh(torch.Generator().manual_seed(3))))
+    path = Path.sample(net.network(), Batch(many, objective, fresh(torch.Generator().manual_seed(3))))
     assert torch.allclose(value, sum(g.square().sum(1).mean() for g in rebar.gradients(path)))
     value.backward()
     assert all(parameter.grad is None for parameter in net.parameters())

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import flipgrad as fg
+from flipgrad.contract import Batch
 from flipgrad.data import toy
 from flipgrad.estimators import Estimator
 from flipgrad.estimators.names import by_name
-from flipgrad.network import Batch, Sequential
+from flipgrad.network import Sequential
 from flipgrad.training.models import fully_connected
 
 OFFSET, SPREAD = 0.03, 0.2

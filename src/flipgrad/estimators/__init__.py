@@ -1,6 +1,7 @@
 """Gradient estimators, and the one place where their names are listed."""
 
-from flipgrad.estimators._base import Estimator, LinearHeadEstimator, LocalEstimator
+from flipgrad.contract import Estimator, LocalEstimator, recommend
+from flipgrad.estimators._paths import Path, PathEstimator
 from flipgrad.estimators.adf import ADF
 from flipgrad.estimators.arm import ARM
 from flipgrad.estimators.arms import ARMS
@@ -22,6 +23,9 @@ from flipgrad.estimators.relax import RELAX
 from flipgrad.estimators.st import ST
 from flipgrad.estimators.tanh import Tanh
 from flipgrad.estimators.zgr import ZGR
+
+# Who does not choose gets the one that we recommend.
+recommend(PSA)
 
 # The names on the command line.
 ESTIMATORS: dict[str, type[Estimator]] = {
@@ -70,10 +74,11 @@ __all__ = [
     "GumbelRao",
     "HardST",
     "LearnedBaseline",
-    "LinearHeadEstimator",
     "LocalEstimator",
     "LocalReparam",
     "MuProp",
+    "Path",
+    "PathEstimator",
     "RunningBaseline",
     "Tanh",
 ]

@@ -15,11 +15,12 @@ from typing import final
 import torch
 from torch import Generator, Tensor, nn
 
+from flipgrad.contract import Batch
 from flipgrad.errors import InputError
 from flipgrad.estimators._draws import conditional
 from flipgrad.estimators._paths import Path, PathEstimator, per_example, value_and_slope
 from flipgrad.estimators._tails import continued_with
-from flipgrad.network import Batch, Sequential, check_sequential
+from flipgrad.network import Sequential, check_sequential
 from flipgrad.noise import Noise
 from flipgrad.objectives import Objective
 from flipgrad.sampling import fresh
@@ -90,7 +91,7 @@ class TunedEstimator(PathEstimator, nn.Module):
             name = type(self).__name__
             raise InputError(f"{name}.variance_loss: every parameter of the estimator is frozen; call requires_grad_() on some")
         check_sequential(net, f"{type(self).__name__}.variance_loss")
-        path = Path.sample(net, Batch(x, objective, fresh(generator)))
+        path = Path.sample(net.network(), Batch(x, objective, fresh(generator)))
         square, carriers = self._learn(self.estimate(path, tune=True))
         return square + torch.stack(carriers).sum()
 

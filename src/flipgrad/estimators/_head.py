@@ -29,12 +29,11 @@ from torch.utils.checkpoint import checkpoint
 
 from flipgrad.affine import connect, folded_weight
 from flipgrad.capture import cannot_look
+from flipgrad.contract import LayerCall, Network, Readout
 from flipgrad.errors import InputError
 from flipgrad.guards import has_hooks, once
-from flipgrad.layers import LayerCall
-from flipgrad.network import Readout, Sequential
 from flipgrad.objectives import Objective, check_alone, evaluate
-from flipgrad.plan import Sample
+from flipgrad.steps import Sample
 
 HeadGradient = Literal["sampled", "enhanced", "rao-blackwell"]
 
@@ -49,7 +48,7 @@ def check_head(estimator: str, head: str) -> None:
 
 
 def head_losses(
-    net: Sequential, last: LayerCall, states: Tensor, objective: Objective, gradient: HeadGradient, *, flip: bool
+    net: Network, last: LayerCall, states: Tensor, objective: Objective, gradient: HeadGradient, *, flip: bool
 ) -> Tensor:
     """The losses [B] of the last layer's states, differentiable in these and in the head's parameters.
 
@@ -62,7 +61,7 @@ def head_losses(
         flip: whether the derivative in the states is the discrete one, or the ordinary one.
     """
     readout, x = net.readout(), states.detach()
-    behind_layer = isinstance(net.plan().steps[-1], Sample)
+    behind_layer = isinstance(net.steps[-1], Sample)
     if gradient == "rao-blackwell" and not (is_linear(readout.head) and behind_layer):
         gradient = "sampled"
     if gradient == "sampled" and not flip:

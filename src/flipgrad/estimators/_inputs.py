@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from flipgrad.affine import AffineMap
+from flipgrad.contract import LayerCall
 from flipgrad.errors import InputError
 from flipgrad.guards import once
-from flipgrad.layers import LayerCall
 from flipgrad.noise import Noise
 from flipgrad.priors import Prior
 

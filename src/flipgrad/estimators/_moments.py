@@ -10,16 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from flipgrad.affine import Affine
+from flipgrad.contract import LayerCall, LocalEstimator, Network, Step
 from flipgrad.errors import InputError
-from flipgrad.estimators._base import LocalEstimator
 from flipgrad.estimators._draws import own_draws
 from flipgrad.estimators._head import is_linear
-from flipgrad.layers import LayerCall
-from flipgrad.network import Sequential
 from flipgrad.noise import Normal
 from flipgrad.objectives import Objective, evaluate
-from flipgrad.plan import Apply, Branch, Step
 from flipgrad.sampling import Draw
+from flipgrad.steps import Apply, Branch
 
 
 class MomentEstimator(LocalEstimator):
@@ -41,16 +39,15 @@ class MomentEstimator(LocalEstimator):
         return self.means(call, mu, call.affine.variance(1 - call.x.square()))
 
     @final
-    def head(self, net: Sequential, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
-        plan = net.plan()
-        self._check_padding(plan.steps, binary=False)
+    def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+        self._check_padding(net.steps, binary=False)
         if not is_linear(net.head):
             raise InputError(
                 f"{type(self).__name__} knows only the means and variances of the last units and samples the outputs of a "
                 f"linear head from them, the head is {type(net.head).__name__}: use torch.nn.Linear without hooks, or another "
                 "estimator"
             )
-        affine = Affine(net.head.weight, net.head.bias, views=plan.tail)
+        affine = Affine(net.head.weight, net.head.bias, views=net.tail)
         mu, v = affine(states), affine.variance(1 - states.square())
         return evaluate(objective, self.sample_normal(mu, v, last.draw))
 

@@ -14,11 +14,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from flipgrad.estimators._base import Estimator
+from flipgrad.contract import Batch, Estimator, LayerCall, Network
 from flipgrad.estimators._head import check_head_alone, check_separable
 from flipgrad.guards import check_not_checkpointed
-from flipgrad.layers import LayerCall
-from flipgrad.network import Batch, Sequential
 from flipgrad.noise import Noise, sign
 from flipgrad.objectives import check_alone, evaluate
 
@@ -39,7 +37,7 @@ class Path:
         losses: of the path, [B], differentiable in the head's parameters.
     """
 
-    net: Sequential
+    net: Network
     batch: Batch
     inputs: Tensor
     calls: tuple[LayerCall, ...]
@@ -49,7 +47,7 @@ class Path:
     losses: Tensor
 
     @staticmethod
-    def sample(net: Sequential, batch: Batch) -> Path:
+    def sample(net: Network, batch: Batch) -> Path:
         """Sample every layer in turn."""
         net.check_examples_alone("an estimator that looks at sampled paths")
         calls: list[LayerCall] = []
@@ -116,7 +114,7 @@ class PathEstimator(Estimator):
     """An estimator of the gradient in the pre-activations, from a sampled path."""
 
     @final
-    def losses(self, net: Sequential, batch: Batch) -> Tensor:
+    def losses(self, net: Network, batch: Batch) -> Tensor:
         path = Path.sample(net, batch)
         losses = path.losses
         for a, gradient in zip(path.a, self.gradients(path), strict=True):

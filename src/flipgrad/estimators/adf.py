@@ -11,8 +11,8 @@ from typing import final
 
 from torch import Tensor
 
+from flipgrad.contract import LayerCall
 from flipgrad.estimators._moments import MomentEstimator
-from flipgrad.layers import LayerCall
 
 
 @final

@@ -14,9 +14,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from flipgrad.contract import Batch
 from flipgrad.errors import InputError
 from flipgrad.estimators._paths import Path, PathEstimator
-from flipgrad.network import Batch
 
 
 class Baseline(nn.Module, ABC):

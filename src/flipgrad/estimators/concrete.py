@@ -11,13 +11,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from flipgrad.estimators._base import LinearHeadEstimator
+from flipgrad.contract import LayerCall, LocalEstimator
 from flipgrad.estimators._draws import check_temperature
-from flipgrad.layers import LayerCall
 
 
 @final
-class Concrete(LinearHeadEstimator):
+class Concrete(LocalEstimator):
     r"""Replace every :math:`\mathrm{sign}(a - Z)` by a smooth function of the same noise and differentiate that network.
 
     .. math:: y = 2\,\sigma((a - Z) / t) - 1 = \tanh((a - Z) / 2t)

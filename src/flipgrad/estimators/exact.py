@@ -11,8 +11,7 @@ from typing import final
 from torch import Tensor
 
 from flipgrad import exact
-from flipgrad.estimators._base import Estimator
-from flipgrad.network import Batch, Sequential
+from flipgrad.contract import Batch, Estimator, Network
 
 
 @final
@@ -37,5 +36,5 @@ class Exact(Estimator):
     def passes(self, depth: int) -> int:
         return 0
 
-    def losses(self, net: Sequential, batch: Batch) -> Tensor:
+    def losses(self, net: Network, batch: Batch) -> Tensor:
         return exact.expected_loss(net, batch.x, batch.objective)

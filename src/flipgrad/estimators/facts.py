@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from flipgrad.contract import Estimator, LocalEstimator
 from flipgrad.estimators import ESTIMATORS
-from flipgrad.estimators._base import Estimator, LocalEstimator
 
 COLUMNS = ("name", "unbiased", "passes", "relaxed objective", "own graphs", "source")
 

@@ -10,17 +10,16 @@ from typing import final
 import torch
 from torch import Tensor
 
+from flipgrad.contract import LayerCall, LocalEstimator
 from flipgrad.errors import InputError
-from flipgrad.estimators._base import LinearHeadEstimator
 from flipgrad.estimators._draws import check_temperature, conditional, own_draws
 from flipgrad.flips import native
-from flipgrad.layers import LayerCall
 from flipgrad.noise import Logistic
 from flipgrad.sampling import compiled_draws
 
 
 @final
-class GumbelRao(LinearHeadEstimator):
+class GumbelRao(LocalEstimator):
     r"""Sample forward; backward, the derivative of the concrete relaxation averaged over noise that leads to this sample.
 
     .. math::

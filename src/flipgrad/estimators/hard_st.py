@@ -9,12 +9,11 @@ from typing import final
 
 from torch import Tensor
 
-from flipgrad.estimators._base import LinearHeadEstimator
-from flipgrad.layers import LayerCall
+from flipgrad.contract import LayerCall, LocalEstimator
 
 
 @final
-class HardST(LinearHeadEstimator):
+class HardST(LocalEstimator):
     r"""Sample forward; differentiate :math:`\mathrm{clamp}(a, -1, 1)` backward, whatever the noise is.
 
     .. math:: \hat g_a = g_x \cdot [\,|a| \le 1\,]

@@ -10,10 +10,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from flipgrad.contract import LayerCall
 from flipgrad.estimators._paths import Path, per_example
 from flipgrad.estimators.baselines import BaselineEstimator
 from flipgrad.guards import check_not_checkpointed
-from flipgrad.layers import LayerCall
 from flipgrad.objectives import evaluate
 
 

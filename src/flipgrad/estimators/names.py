@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from flipgrad.contract import Estimator
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS
-from flipgrad.estimators._base import Estimator
 from flipgrad.estimators.baselines import Baseline, ConstantBaseline, RunningBaseline
 from flipgrad.estimators.muprop import MuProp
 from flipgrad.estimators.psa import PSA

@@ -10,11 +10,9 @@ from typing import final
 
 from torch import Tensor
 
-from flipgrad.estimators._base import LocalEstimator
+from flipgrad.contract import LayerCall, LocalEstimator, Network
 from flipgrad.estimators._head import HeadGradient, check_head, head_losses
 from flipgrad.estimators._inputs import InputRule, allowed_error, check_inputs, path_states
-from flipgrad.layers import LayerCall
-from flipgrad.network import Sequential
 from flipgrad.objectives import Objective
 
 
@@ -90,5 +88,5 @@ class PSA(LocalEstimator):
     def states(self, call: LayerCall) -> Tensor:
         return path_states(call, self.inputs, self.tolerance, flips=True)
 
-    def head(self, net: Sequential, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+    def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
         return head_losses(net, last, states, objective, self.head_gradient, flip=self.flip_head)

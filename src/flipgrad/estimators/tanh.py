@@ -11,12 +11,11 @@ from typing import final
 
 from torch import Tensor
 
-from flipgrad.estimators._base import LinearHeadEstimator
-from flipgrad.layers import LayerCall
+from flipgrad.contract import LayerCall, LocalEstimator
 
 
 @final
-class Tanh(LinearHeadEstimator):
+class Tanh(LocalEstimator):
     r"""Replace every :math:`\mathrm{sign}(a - Z)` by its mean :math:`m(a) = 2F(a) - 1` and differentiate that network.
 
     For logistic noise :math:`m(a) = \tanh(a / 2)`, hence the name; other noises have their own mean. Nothing is drawn.

@@ -12,13 +12,12 @@ from typing import final
 import torch
 from torch import Tensor
 
+from flipgrad.contract import LayerCall, LocalEstimator
 from flipgrad.errors import InputError
-from flipgrad.estimators._base import LinearHeadEstimator
-from flipgrad.layers import LayerCall
 
 
 @final
-class ZGR(LinearHeadEstimator):
+class ZGR(LocalEstimator):
     r"""Straight-through with the sample's gradient weighted by its rarity.
 
     .. math::

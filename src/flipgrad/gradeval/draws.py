@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from flipgrad.contract import Batch, LayerCall
 from flipgrad.errors import InputError
 from flipgrad.estimators import Estimator
-from flipgrad.layers import LayerCall
-from flipgrad.network import Batch, Sequential, parameters_by_layer
+from flipgrad.network import Sequential, parameters_by_layer
 from flipgrad.noise import Noise
 from flipgrad.objectives import Objective
 from flipgrad.sampling import Draw, Stream, fresh
@@ -193,7 +193,7 @@ class _Loss(nn.Module):
 
     def forward(self, draw: Draw) -> Tensor:
         index = torch.arange(len(self.x), device=self.x.device)
-        return self.rule[0].losses(self.net, Batch(self.x, self.objective, draw, index)).mean()
+        return self.rule[0].losses(self.net.network(), Batch(self.x, self.objective, draw, index)).mean()
 
 
 def default_workers(device: torch.device) -> int:

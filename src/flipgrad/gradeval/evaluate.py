@@ -14,6 +14,7 @@ from typing import Any, Literal, final
 from torch import Tensor
 
 from flipgrad import files
+from flipgrad.contract import check_estimator
 from flipgrad.errors import InputError
 from flipgrad.estimators import DisARM, Estimator, Exact
 from flipgrad.gradeval.draws import Problem, Sampler, check_finite, default_workers
@@ -27,7 +28,6 @@ from flipgrad.gradeval.reference import (
 )
 from flipgrad.gradeval.statistics import CONFIDENCE, COSINE_SHARE, Accuracy, Tally
 from flipgrad.guards import keeping_buffers
-from flipgrad.layers import check_instance
 from flipgrad.network import Sequential, check_sequential
 from flipgrad.objectives import Objective
 from flipgrad.sampling import check_seed
@@ -171,7 +171,7 @@ def evaluate(
         raise InputError("the network has no parameter with requires_grad=True, so there is no gradient to measure")
     if not len(x):
         raise InputError("x is empty; give at least one data point")
-    net.check_examples_alone("gradeval")
+    net.network().check_examples_alone("gradeval")
     workers = default_workers(x.device) if workers is None else workers
     tell = report or (lambda name, draws: None)
     with keeping_buffers(net):
@@ -254,7 +254,7 @@ def _named(estimators: Sequence[Estimator] | Mapping[str, Estimator]) -> dict[st
             )
         named = dict(zip(names, estimators, strict=True))
     for name, estimator in named.items():
-        check_instance(estimator)
+        check_estimator(estimator)
         if not isinstance(estimator, Estimator):
             raise InputError(f"estimators: {name!r} is {type(estimator).__name__}; give estimators, e.g. fg.PSA()")
     return named

@@ -9,8 +9,8 @@ import torch
 from torch import Generator, Tensor
 
 from flipgrad.bounds import multi_sample_bound
+from flipgrad.contract import LayerCall
 from flipgrad.data import Split
-from flipgrad.layers import LayerCall
 from flipgrad.network import Sequential, probabilities
 from flipgrad.objectives import CrossEntropy
 from flipgrad.sampling import fresh

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.bounds import Repeated, repeated
-from flipgrad.estimators import Estimator
-from flipgrad.estimators._base import LocalEstimator
-from flipgrad.layers import LayerCall
-from flipgrad.network import Batch, Sequential
+from flipgrad.contract import Batch, Estimator, LayerCall, LocalEstimator, Network
 from flipgrad.objectives import Objective
 from flipgrad.reproduce.beyond.options import named
 from flipgrad.sampling import Mirrored
@@ -35,7 +32,7 @@ class Pair(Estimator):
     def passes(self, depth: int) -> int:
         return 2 * self.rule.passes(depth)
 
-    def losses(self, net: Sequential, batch: Batch) -> Tensor:
+    def losses(self, net: Network, batch: Batch) -> Tensor:
         shape = (2, len(batch.x))
         pairs = replace(
             batch,
@@ -67,7 +64,7 @@ class LastLayer(LocalEstimator):
     def states(self, call: LayerCall) -> Tensor:
         return self.rule.states(call)
 
-    def head(self, net: Sequential, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+    def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
         if last.source is None:
             raise RuntimeError("the last layer drew no states")
         # Other values, the same gradient: what comes back to all of them goes on to the layer once, added up.

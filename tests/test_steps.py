@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import flipgrad as fg
-from flipgrad.plan import Apply, Branch, Sample, plan
+from flipgrad.contract import Network
 from flipgrad.sampling import fresh
+from flipgrad.steps import Apply, Branch, Sample, network
 
 
 def conv(**rest) -> fg.BinaryConv2d:
@@ -17,6 +18,10 @@ def conv(**rest) -> fg.BinaryConv2d:
 
 def linear() -> fg.BinaryLinear:
     return fg.BinaryLinear(4, 4)
+
+
+def planned(modules) -> Network:
+    return network(modules, nn.Identity())
 
 
 class Custom(nn.Module):
@@ -52,10 +57,10 @@ REFUSED = [
 @pytest.mark.parametrize("after", [[conv()], []], ids=["between", "at the end"])
 def test_refused_between_binary_layers(module, name, after):
     with pytest.raises(fg.InputError, match=rf"^{name} may not stand between binary layers: .*Move it before the first"):
-        plan([conv(), module, *after])
+        planned([conv(), module, *after])
     with pytest.raises(fg.InputError, match=rf"^{name} may not stand between binary layers"):
-        plan([conv(), nn.Sequential(nn.Identity(), nn.Sequential(module)), *after])
-    assert plan([module, conv()]).front == (module,)
+        planned([conv(), nn.Sequential(nn.Identity(), nn.Sequential(module)), *after])
+    assert planned([module, conv()]).real == (module,)
 
 
 @pytest.mark.parametrize("module", [nn.BatchNorm2d(4), nn.BatchNorm1d(4), fg.ScaleShift(4)], ids=str)
@@ -63,16 +68,16 @@ def test_a_norm_between_binary_layers_has_its_place_in_the_layer_before(module):
     name = type(module).__name__
     message = rf"^{name}\(4.* may not stand .* before the sign, give it to the binary layer before it: norm={name}\(4"
     with pytest.raises(fg.InputError, match=message):
-        plan([conv(), module, conv()])
+        planned([conv(), module, conv()])
     with pytest.raises(fg.InputError) as error:
-        plan([conv(), nn.ReLU()])
+        planned([conv(), nn.ReLU()])
     assert "norm=" not in str(error.value)
 
 
 @pytest.mark.parametrize("value", [0.5, 2.0, float("nan")])
 def test_padding_with_what_is_no_state_is_refused(value):
     with pytest.raises(fg.InputError, match=rf"ConstantPad2d\(.*\) between binary layers pads with {value:g}; pad with 0"):
-        plan([conv(), nn.ConstantPad2d(1, value), conv()])
+        planned([conv(), nn.ConstantPad2d(1, value), conv()])
 
 
 RESHAPING = [
@@ -91,7 +96,8 @@ RESHAPING = [
 @pytest.mark.parametrize("module", RESHAPING, ids=str)
 def test_allowed_between_and_applied_as_it_is(module):
     first, second = conv(), conv()
-    _, steps, tail = plan([first, module, second, module])
+    net = planned([first, module, second, module])
+    steps, tail = net.steps, net.tail
     assert steps == (Sample(first, (), False), Apply(module), Sample(second, (), True))
     assert tail == (module,)
 
@@ -99,19 +105,21 @@ def test_allowed_between_and_applied_as_it_is(module):
 @pytest.mark.parametrize("module", [nn.AvgPool2d(2), nn.AvgPool2d(3, 1, padding=1), nn.AdaptiveAvgPool2d(1)], ids=str)
 def test_pooling_is_folded_into_the_next_layer(module):
     first, second = conv(), conv()
-    _, steps, tail = plan([first, module, second, module])
+    net = planned([first, module, second, module])
+    steps, tail = net.steps, net.tail
     assert steps == (Sample(first, (), False), Sample(second, (module,), True))
     assert tail == (module,)
     maps = []
     x = torch.randn(1, 4, 6, 6)
     for step in steps:
-        x, _ = step.evaluate(x, lambda call: maps.append(call.affine) or call.sample(call.affine(call.x)), fresh(None))
+        x, _ = step.run(x, None, lambda call: maps.append(call.affine) or call.sample(call.affine(call.x)), fresh(None))
     assert [affine.views for affine in maps] == [(), (module,)]
 
 
 def test_pooling_takes_what_follows_it_along():
     pool, flatten, pad, last = nn.AvgPool2d(2), nn.Flatten(), nn.ZeroPad2d(1), linear()
-    _, steps, tail = plan([conv(), pad, pool, nn.Identity(), flatten, last, flatten, pool, flatten])
+    net = planned([conv(), pad, pool, nn.Identity(), flatten, last, flatten, pool, flatten])
+    steps, tail = net.steps, net.tail
     assert steps[1] == Apply(pad)
     assert steps[2].layer is last
     assert [type(module) for module in steps[2].views] == [nn.AvgPool2d, nn.Identity, nn.Flatten]
@@ -122,28 +130,29 @@ def test_pooling_takes_what_follows_it_along():
 def test_what_does_not_fold_into_a_convolution_is_refused(module):
     message = r"\(.*\) between average pooling and BinaryConv2d does not fold into its kernel; put it before the pooling"
     with pytest.raises(fg.InputError, match=type(module).__name__ + message):
-        plan([conv(), nn.AvgPool2d(2), module, conv()])
-    assert len(plan([conv(), module, nn.AvgPool2d(2), conv()]).steps) == 3
-    assert len(plan([conv(), nn.AvgPool2d(2), module, nn.Flatten(), linear()]).steps) == 2
+        planned([conv(), nn.AvgPool2d(2), module, conv()])
+    assert len(planned([conv(), module, nn.AvgPool2d(2), conv()]).steps) == 3
+    assert len(planned([conv(), nn.AvgPool2d(2), module, nn.Flatten(), linear()]).steps) == 2
 
 
 def test_anything_may_stand_before_the_first_binary_layer():
     real = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.AvgPool2d(2), Custom()]
     layer = conv(padding=1, padding_mode="circular")
-    assert plan([*real, layer]) == (tuple(real), (Sample(layer, (), False),), ())
+    net = planned([*real, layer])
+    assert (net.real, net.steps, net.tail) == (tuple(real), (Sample(layer, (), False),), ())
 
 
 def test_padding_mode_is_checked_where_states_come_in():
     with pytest.raises(fg.InputError, match=r"BinaryConv2d\(padding_mode='circular'\) with binary inputs"):
-        plan([conv(), conv(padding=1, padding_mode="circular")])
+        planned([conv(), conv(padding=1, padding_mode="circular")])
 
 
 def test_sequentials_are_opened():
     layers = [linear() for _ in range(4)]
     nested = [nn.Sequential(layers[0], nn.Sequential(nn.Sequential(), layers[1]), nn.Flatten()), nn.Sequential(*layers[2:])]
     flat = [layers[0], layers[1], nested[0][2], layers[2], layers[3]]
-    assert plan(nested) == plan(flat)
-    assert plan(nested).layers() == layers
+    assert planned(nested).steps == planned(flat).steps
+    assert planned(nested).binary_layers == layers
 
 
 @pytest.mark.parametrize("hiding", [Custom, Named, lambda layer: fg.Sequential(layer, head=nn.Identity())])
@@ -151,18 +160,18 @@ def test_hidden_binary_layers_are_refused(hiding):
     module = hiding(linear())
     name = type(module).__name__
     with pytest.raises(fg.InputError, match=rf"^{name} hides binary layers: list them in fg\.Sequential .* fg\.use\(model"):
-        plan([module, linear()])
+        planned([module, linear()])
     with pytest.raises(fg.InputError, match=f"^{name} may not stand between binary layers"):
-        plan([linear(), module])
+        planned([linear(), module])
 
 
 @pytest.mark.parametrize("modules", [[], [nn.Linear(2, 2), nn.ReLU()], [nn.Sequential()], [fg.Concat(nn.Identity())]])
 def test_no_binary_layer_is_refused(modules):
     with pytest.raises(fg.InputError, match=r"the network has no binary layer; add fg\.BinaryLinear or fg\.BinaryConv2d"):
-        plan(modules)
+        planned(modules)
 
 
-def test_a_network_checks_its_plan_when_it_is_made():
+def test_a_network_checks_its_steps_when_it_is_made():
     with pytest.raises(fg.InputError, match=r"ReLU\(\) may not stand between binary layers"):
         fg.Sequential(linear(), nn.ReLU(), linear(), head=nn.Linear(4, 2))
 
@@ -180,17 +189,18 @@ def test_branches_are_chains_of_their_own():
     first, left, right, last = (linear() for _ in range(4))
     keep, flatten = nn.Identity(), nn.Flatten()
     concat = fg.Concat(keep, left, nn.Sequential(flatten, right), dim=-1)
-    _, steps, tail = plan([first, concat, last])
+    net = planned([first, concat, last])
+    steps, tail = net.steps, net.tail
     chains = ((Apply(keep),), (Sample(left, (), True),), (Apply(flatten), Sample(right, (), True)))
     assert steps == (Sample(first, (), False), Branch(chains, -1), Sample(last, (), True))
     assert tail == ()
-    assert plan([first, concat, last]).layers() == [first, left, right, last]
+    assert planned([first, concat, last]).binary_layers == [first, left, right, last]
 
 
 def test_branches_on_real_inputs_see_real_values():
     left, right, inner = linear(), linear(), linear()
     relu = nn.ReLU()
-    _, steps, _ = plan([nn.Linear(4, 4), fg.Concat(left, nn.Sequential(relu, right, fg.Concat(nn.Identity(), inner)))])
+    steps = planned([nn.Linear(4, 4), fg.Concat(left, nn.Sequential(relu, right, fg.Concat(nn.Identity(), inner)))]).steps
     branch = steps[-1]
     assert branch.chains[0] == (Sample(left, (), False),)
     assert branch.chains[1][:2] == (Apply(relu), Sample(right, (), False))
@@ -199,17 +209,17 @@ def test_branches_on_real_inputs_see_real_values():
 
 def test_states_may_be_handed_on_once():
     inner = fg.Concat(nn.Sequential(conv(), nn.Identity()), conv())
-    assert len(plan([conv(), fg.Concat(nn.Flatten(), inner), fg.Concat(nn.Identity())]).layers()) == 3
+    assert len(planned([conv(), fg.Concat(nn.Flatten(), inner), fg.Concat(nn.Identity())]).binary_layers) == 3
 
 
 def test_concat_of_real_modules_is_a_real_module():
     concat = fg.Concat(nn.Identity(), nn.ReLU())
-    assert plan([concat, linear()]).front == (concat,)
+    assert planned([concat, linear()]).real == (concat,)
 
 
 def test_poolings_in_branches_are_folded():
     pool, layer = nn.AvgPool2d(2), conv()
-    _, steps, _ = plan([conv(), fg.Concat(nn.Sequential(pool, layer))])
+    steps = planned([conv(), fg.Concat(nn.Sequential(pool, layer))]).steps
     assert steps[1] == Branch(((Sample(layer, (pool,), True),),), 1)
 
 
@@ -228,7 +238,7 @@ CONCAT_ERRORS = [
 @pytest.mark.parametrize(("modules", "message"), CONCAT_ERRORS)
 def test_concat_refuses(modules, message):
     with pytest.raises(fg.InputError, match=message):
-        plan(modules)
+        planned(modules)
 
 
 def test_concat_needs_a_branch():

@@ -1,21 +1,23 @@
-"""What may stand between binary layers, and in which steps a network is evaluated."""
+"""The steps in which a network is evaluated: binary layers, and what may stand between them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from dataclasses import dataclass, replace
+from typing import final, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from flipgrad.affine import called
+from flipgrad.contract import Network, Step, Visit, run_steps
 from flipgrad.errors import InputError
 from flipgrad.guards import has_hooks
-from flipgrad.layers import BinaryConv2d, BinaryLayer, Visit, Within
+from flipgrad.layers import BinaryConv2d, BinaryLayer, Within
 from flipgrad.norms import ScaleShift
 from flipgrad.pooling import PoolModule, check_even
-from flipgrad.priors import Prior, Source
+from flipgrad.priors import Prior
 from flipgrad.sampling import Draw
 
 # Modules that only move states around: a unit stays one unit and stays ±1.
@@ -48,51 +50,74 @@ class Concat(nn.Module):
         return f"dim={self.dim}"
 
 
+@final
 @dataclass(frozen=True)
-class Apply:
+class Apply(Step):
     """A step that is a module as it is: real-valued, or moving states around."""
 
     module: nn.Module
 
+    def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
+        return called([self.module], x), prior and prior.moved(self.module)
 
+    def layers(self) -> Iterator[BinaryLayer]:
+        return iter(())
+
+    @property
+    def keeps_units(self) -> bool:
+        return True
+
+
+@final
 @dataclass(frozen=True)
-class Sample:
+class Sample(Step):
     """A step that evaluates a binary layer, on an input seen through average pooling and the like."""
 
     layer: BinaryLayer
     views: tuple[nn.Module, ...]
     binary: bool
 
-    def evaluate(self, x: Tensor, visit: Visit, draw: Draw, prior: Prior | None = None) -> tuple[Tensor, Source | None]:
-        """The states that ``visit`` gives the layer for the input ``x``, and their draw."""
-        return Within(visit, draw, self.binary, self.views, prior).evaluate(self.layer, x)
+    def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
+        states, source = Within(visit, draw, self.binary, self.views, prior).evaluate(self.layer, x)
+        return states, source and Prior.of(source)
+
+    def layers(self) -> Iterator[BinaryLayer]:
+        yield self.layer
+
+    @property
+    def keeps_units(self) -> bool:
+        return False
 
 
+@final
 @dataclass(frozen=True)
-class Branch:
+class Branch(Step):
     """A step that runs several chains of steps on one input and concatenates their results."""
 
     chains: tuple[tuple[Step, ...], ...]
     dim: int
 
+    def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
+        prior = prior and replace(prior, branched=prior.branched or len(self.chains) > 1)
+        results = [run_steps(chain, x, prior, visit, draw) for chain in self.chains]
+        priors = [known for _, known in results if known]
+        joined = Prior.joined(priors, self.dim) if len(priors) == len(results) else None
+        return torch.cat([states for states, _ in results], self.dim), joined
 
-Step = Apply | Sample | Branch
+    def layers(self) -> Iterator[nn.Module]:
+        return (layer for chain in self.chains for step in chain for layer in step.layers())
+
+    @property
+    def keeps_units(self) -> bool:
+        return any(_keep_units(chain) for chain in self.chains)
 
 
-class Plan(NamedTuple):
-    """The real-valued modules in front, the steps up to the last states, and the modules between those and the head."""
-
-    front: tuple[nn.Module, ...]
-    steps: tuple[Step, ...]
-    tail: tuple[nn.Module, ...]
-
-    def layers(self) -> list[BinaryLayer]:
-        """The binary layers in the order of evaluation."""
-        return list(_layers(self.steps))
+def _keep_units(steps: Iterable[Step]) -> bool:
+    return all(step.keeps_units for step in steps)
 
 
-def plan(modules: Iterable[nn.Module]) -> Plan:
-    """The steps of a chain of modules, refusing by name what would break the estimators."""
+def network(modules: Iterable[nn.Module], head: nn.Module) -> Network:
+    """The network of a chain of modules and a head, refusing by name what would break the estimators."""
     steps, pending, binary = _chain(modules, binary=False)
     if not binary:
         raise InputError("the network has no binary layer; add fg.BinaryLinear or fg.BinaryConv2d before the head")
@@ -100,7 +125,7 @@ def plan(modules: Iterable[nn.Module]) -> Plan:
     first, last = sampling[0], sampling[-1]
     front = tuple(step.module for step in steps[:first] if isinstance(step, Apply))
     tail = tuple(step.module for step in steps[last + 1 :] if isinstance(step, Apply))
-    return Plan(front, tuple(steps[first : last + 1]), tail + tuple(pending))
+    return Network(front, tuple(steps[first : last + 1]), tail + tuple(pending), head)
 
 
 def _chain(modules: Iterable[nn.Module], binary: bool) -> tuple[list[Step], list[nn.Module], bool]:
@@ -145,20 +170,12 @@ def _branch(module: Concat, binary: bool) -> Branch:
             name = _name(pending[0] if pending else branch)
             raise InputError(f"Concat: the branch ending with {name} does not give ±1 states; end it with a binary layer")
         chains.append(tuple(steps))
-    if sum(_hands_on(chain) for chain in chains) > 1:
+    if sum(_keep_units(chain) for chain in chains) > 1:
         raise InputError(
             "Concat: more than one branch hands the same states on, so a unit would stand there twice and each copy be flipped "
             "alone; keep one of these branches (a weight counts twice by doubling it)"
         )
     return Branch(tuple(chains), module.dim)
-
-
-def _hands_on(steps: Iterable[Step]) -> bool:
-    """Whether the input's own units are among those of the result."""
-    return all(
-        isinstance(step, Apply) or (isinstance(step, Branch) and any(_hands_on(chain) for chain in step.chains))
-        for step in steps
-    )
 
 
 def _check_between(module: nn.Module) -> None:
@@ -208,15 +225,6 @@ def _flat(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
             yield from _flat(module)
         else:
             yield module
-
-
-def _layers(steps: Iterable[Step]) -> Iterator[BinaryLayer]:
-    for step in steps:
-        if isinstance(step, Sample):
-            yield step.layer
-        elif isinstance(step, Branch):
-            for chain in step.chains:
-                yield from _layers(chain)
 
 
 def _has_layers(module: nn.Module) -> bool:

@@ -1,0 +1,262 @@
+"""What an estimator is, and what it is given: a network as it is now, a batch, and the evaluations of its layers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from flipgrad.affine import AffineMap, called
+from flipgrad.errors import InputError
+from flipgrad.noise import Noise
+from flipgrad.objectives import Objective, evaluate
+from flipgrad.priors import Prior, Source
+from flipgrad.sampling import Draw, states
+
+
+@final
+@dataclass
+class LayerCall:
+    """One evaluation of a binary layer, as an estimator sees it.
+
+    Attributes:
+        layer: the layer itself.
+        x: its input.
+        binary: whether ``x`` is made of ±1 states (then a zero is padding, no unit); else it is real-valued and never flipped.
+        affine: the map from ``x`` to the pre-activations.
+        draw: gives Z for given pre-activations.
+        prior: with which probabilities binary states ``x`` were drawn, if that is known.
+        source: the draw of the layer's own states, after :meth:`sample`.
+    """
+
+    layer: Any
+    x: Tensor
+    binary: bool
+    affine: AffineMap
+    draw: Draw
+    prior: Prior | None = None
+    source: Source | None = field(default=None, init=False)
+
+    @property
+    def noise(self) -> Noise:
+        """The distribution of Z."""
+        noise: Noise = self.layer.noise
+        return noise
+
+    def sample(self, a: Tensor) -> Tensor:
+        """States sign(a - Z), without a gradient."""
+        self.source = Source(self.noise, a.detach())
+        return states(self.draw, self.noise, a)
+
+
+# Turns one layer's evaluation into that layer's states: an estimator's rule, or a plain sample.
+Visit = Callable[[LayerCall], Tensor]
+
+
+class Step(ABC):
+    """A part of a network that takes states and gives states: a binary layer, or what may stand between binary layers."""
+
+    @abstractmethod
+    def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
+        """The states after the step, and with which probabilities they were drawn, if that is known.
+
+        Args:
+            x: what comes in: states or, before the first binary layer, real values.
+            prior: with which probabilities the states were drawn, if that is known.
+            visit: gives the states of every layer in the step.
+            draw: the source of noise.
+        """
+
+    @abstractmethod
+    def layers(self) -> Iterator[nn.Module]:
+        """Its binary layers in the order of evaluation."""
+
+    @property
+    @abstractmethod
+    def keeps_units(self) -> bool:
+        """Whether the units that come in are among those that go out."""
+
+
+@final
+@dataclass(frozen=True)
+class Readout:
+    """What follows the last binary layer: reshaping or pooling, and the head."""
+
+    tail: tuple[nn.Module, ...]
+    head: nn.Module
+
+    def __call__(self, states: Tensor) -> Tensor:
+        outputs: Tensor = self.head(called(self.tail, states))
+        if outputs.dim() < 2 or outputs.shape[0] != states.shape[0]:
+            raise InputError(
+                f"the head must map states to outputs [batch, K], it gave {list(outputs.shape)} for {list(states.shape)}; one "
+                "output still needs the last dimension: nn.Linear(n, 1)"
+            )
+        # Flips compare losses that differ little: half the digits would not do.
+        half = outputs.dtype in (torch.bfloat16, torch.float16)
+        return outputs.float() if half or torch.is_autocast_enabled(outputs.device.type) else outputs
+
+
+@final
+@dataclass(frozen=True)
+class Network:
+    """A stochastic binary network as estimators see it: :class:`flipgrad.Sequential` with the modules that it has now.
+
+    Attributes:
+        real: the real-valued modules in front.
+        steps: from the first binary layer to the last.
+        tail: linear modules between the last states and the head.
+        head: the module that gives outputs [B, K].
+    """
+
+    real: tuple[nn.Module, ...]
+    steps: tuple[Step, ...]
+    tail: tuple[nn.Module, ...]
+    head: nn.Module
+
+    @property
+    def binary_layers(self) -> list[Any]:
+        """The binary layers in the order of evaluation."""
+        return [layer for step in self.steps for layer in step.layers()]
+
+    def front(self, x: Tensor) -> Tensor:
+        """What the first binary layer sees of ``x``: the output of the real-valued modules before it."""
+        for module in self.real:
+            x = module(x)
+        return x
+
+    def run(self, inputs: Tensor, visit: Visit, draw: Draw) -> Tensor:
+        """The last states for ``inputs`` = :meth:`front` (x), where ``visit`` gives each layer's states in turn."""
+        return run_steps(self.steps, inputs, None, visit, draw)[0]
+
+    def readout(self) -> Readout:
+        """The head together with the modules between it and the last binary layer."""
+        return Readout(self.tail, self.head)
+
+    def outputs(self, states: Tensor) -> Tensor:
+        """The head's outputs [..., K] for the last layer's states."""
+        return self.readout()(states)
+
+    def check_examples_alone(self, who: str) -> None:
+        """Refuse, on behalf of ``who``, a network whose examples depend on each other through the statistics of a batch."""
+        for layer in self.binary_layers:
+            if layer.mixes_examples:
+                raise InputError(
+                    f"{who}: {layer.norm} of {type(layer).__name__} takes its statistics from the batch, so that examples "
+                    "depend on each other; call net.eval() (or norm.eval() alone) to use the running statistics, or take "
+                    "norm=fg.ScaleShift(channels)"
+                )
+
+
+def run_steps(steps: tuple[Step, ...], x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
+    """The states after all ``steps``, and with which probabilities they were drawn, as :meth:`Step.run` of each gives them."""
+    for step in steps:
+        x, prior = step.run(x, prior, visit, draw)
+    return x, prior
+
+
+@final
+@dataclass(frozen=True)
+class Batch:
+    """What an estimate is made from.
+
+    Attributes:
+        x: inputs [B, ...].
+        objective: maps outputs [..., B, K] to losses [..., B].
+        draw: the source of noise.
+        index: the examples' numbers in the data set, [B], for estimators that remember something of each of them.
+    """
+
+    x: Tensor
+    objective: Objective
+    draw: Draw
+    index: Tensor | None = None
+
+
+class Estimator(ABC):
+    """An estimator of the gradient of the expected loss.
+
+    Attributes:
+        unbiased: whether the estimate has the exact gradient as its mean, in every network.
+        unbiased_in: where a biased estimator is unbiased all the same, in words.
+        relaxed_objective: whether it differentiates a surrogate of the expected loss, which is then its loss value.
+        second_derivatives: whether its losses are an ordinary function that may be differentiated twice; else that is an error.
+        cost: the cost in words, where the number of passes does not tell it.
+        citation: where it comes from.
+    """
+
+    unbiased: ClassVar[bool]
+    unbiased_in: ClassVar[str] = ""
+    relaxed_objective: ClassVar[bool] = False
+    second_derivatives: ClassVar[bool] = False
+    cost: ClassVar[str] = ""
+    citation: ClassVar[str]
+
+    @abstractmethod
+    def passes(self, depth: int) -> int:
+        """How many evaluations of the network one estimate takes, for ``depth`` binary layers."""
+
+    @abstractmethod
+    def losses(self, net: Network, batch: Batch) -> Tensor:
+        """Losses [B] of the batch: their value is the sampled (or relaxed) loss, their gradient the estimate.
+
+        The objective is evaluated first on the outputs [B, K] whose losses are the value; then anywhere else. An estimator
+        that samples nothing may evaluate it on more dimensions from the start. :func:`flipgrad.bounds.bound_losses` needs it
+        so, to know what the batch's other draws came to.
+        """
+
+
+class LocalEstimator(Estimator):
+    """An estimator that needs only the layer at hand, so that it also works in any graph of binary layers."""
+
+    @abstractmethod
+    def states(self, call: LayerCall) -> Tensor:
+        """The layer's sampled (or relaxed) states, carrying the estimator's gradient."""
+
+    @final
+    def losses(self, net: Network, batch: Batch) -> Tensor:
+        calls: list[LayerCall] = []
+
+        def visit(call: LayerCall) -> Tensor:
+            calls.append(call)
+            return self.states(call)
+
+        states = net.run(net.front(batch.x), visit, batch.draw)
+        return self.head(net, calls[-1], states, batch.objective)
+
+    def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+        """The losses [B] of the ``states`` that the ``last`` layer's evaluation gave, and their gradient in both.
+
+        By default the ordinary one.
+        """
+        return evaluate(objective, net.outputs(states))
+
+
+def check_estimator(estimator: object) -> None:
+    """Refuse what is no estimator: a class or a name where an object is wanted, or an object of another kind."""
+    if estimator is None or isinstance(estimator, Estimator):
+        return
+    if isinstance(estimator, type | str):
+        name = estimator.__name__ if isinstance(estimator, type) else estimator
+        raise InputError(f"estimator={name!r}: pass an object, e.g. estimator=fg.PSA()")
+    raise InputError(
+        f"estimator={type(estimator).__name__}: pass an estimator, e.g. fg.PSA(), or one of your own that inherits from "
+        "fg.LocalEstimator, fg.PathEstimator or fg.Estimator"
+    )
+
+
+_recommended: list[Callable[[], Estimator]] = []
+
+
+def recommend(estimator: Callable[[], Estimator]) -> None:
+    """Make an estimator the one that who does not choose gets."""
+    _recommended[:] = [estimator]
+
+
+def recommended() -> Estimator:
+    """A new estimator for who does not choose one."""
+    return _recommended[0]()
