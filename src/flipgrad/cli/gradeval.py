@@ -25,8 +25,8 @@ from flipgrad.noise import noise_by_name
 from flipgrad.objectives import CrossEntropy, Objective
 from flipgrad.training.config import check_device
 from flipgrad.training.models import fully_connected
-from flipgrad.training.own import call_own, check_runs
 from flipgrad.training.reference import check_epochs, reference_training
+from flipgrad.user_code import call_user_function, check_runs
 
 PAPER = "reinforce,arm,concrete:0.1,concrete,tanh,st,psa:sampled"
 
@@ -152,7 +152,7 @@ def _toy(widths: str, epochs: str, noise: str, seed: int) -> _Make:
 
 
 def _own(model: str) -> _Make:
-    made = call_own(model)
+    made = call_user_function(model)
     if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], Sequential) and isinstance(made[1], Tensor)):
         raise InputError(
             f"--model {brief(model)} must return (flipgrad.Sequential, inputs [B, ...], objective), got {brief(made)}"
