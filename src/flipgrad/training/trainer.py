@@ -92,8 +92,7 @@ class Trainer:
         # The squared gradient norms of the layers, and the method's own loss, added up over the epoch's updates.
         self._sums = torch.zeros(len(self._layers) + 1, dtype=torch.float64, device=self._device)
         self._loss = self._sums[-1].clone()
-        self._seconds = 0.0
-        self._mark: float | None = None
+        self._began = 0.0
 
     @property
     def updates(self) -> int:
@@ -114,8 +113,8 @@ class Trainer:
         Raises:
             DivergenceError: if a gradient is not finite; the weights are left as they were.
         """
-        if self._mark is None:
-            self._mark = time.perf_counter()
+        if not self.updates_done:
+            self._began = time.perf_counter()
         start = self.updates_done * self.config.batch_size
         batch = self._order[start : start + self.config.batch_size]
         if not self.net.training:
@@ -130,7 +129,6 @@ class Trainer:
             self._check_sums()
         set_rate(self._optimizer, self._rate())
         self._optimizer.step()
-        self._pass_time()
 
     def backward(self, examples: Tensor, factor: float, noise: Sequence[Tensor] | None = None) -> None:
         """Add the estimated gradient of ``factor`` times the sum of the ``examples``' losses."""
@@ -141,7 +139,7 @@ class Trainer:
             how["antithetic"] = True
         with self._precision():
             losses = LOSSES[self.config.objective](self._model, x, objective, self.config.samples, **how).sum()
-        self._processes.backward(losses * factor)
+        (losses * factor).backward()
         # A process without examples of its own has looked at one of another's.
         self._loss = losses.detach() * (factor > 0)
         self._sums[-1] += self._loss
@@ -172,8 +170,7 @@ class Trainer:
             # Binary units hide it: weights may grow without end, and all numbers stay finite.
             largest = max(zip(sums[:-1], self._layers, strict=True))[1]
             raise self._divergence(f"the loss is {loss:.3g} on average, with the largest gradient in {largest}", "")
-        self._pass_time()
-        seconds = self._seconds
+        seconds = self._seconds()
         last_rate = self._rate()
         done = self.epoch + 1
         evaluation = self.evaluate(self._held_out, done)
@@ -194,7 +191,7 @@ class Trainer:
 
     def next_epoch(self) -> None:
         """Begin the next epoch without a look at this one."""
-        self.epoch, self.updates_done, self._seconds, self._mark = self.epoch + 1, 0, 0.0, None
+        self.epoch, self.updates_done = self.epoch + 1, 0
         self._sums.zero_()
         self._order = self._new_order()
 
@@ -233,7 +230,7 @@ class Trainer:
             "processes": self._processes.size,
             "epoch": self.epoch,
             "update": self.updates_done,
-            "seconds": self._seconds,
+            "seconds": self._seconds(),
         }
         return Checkpoint(tensors, facts)
 
@@ -274,7 +271,7 @@ class Trainer:
             self.epoch, self.updates_done = int(facts["epoch"]), int(facts["update"])
             if not (0 <= self.epoch <= self.config.epochs and 0 <= self.updates_done <= self.updates):
                 raise ValueError(f"it is at update {self.updates_done} of epoch {self.epoch}")
-            self._seconds = float(facts["seconds"])
+            self._began = time.perf_counter() - float(facts["seconds"])
         except (RuntimeError, KeyError, ValueError, TypeError, IndexError) as error:
             reason = str(error).replace("\n", " ")
             raise InputError(f"{where} does not fit the network that the configuration makes: {reason:.200}") from None
@@ -360,8 +357,6 @@ class Trainer:
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(states["random.cuda"], self._device)
 
-    def _pass_time(self) -> None:
-        now = time.perf_counter()
-        if self._mark is not None:
-            self._seconds += now - self._mark
-        self._mark = now
+    def _seconds(self) -> float:
+        """Since the first update of the current epoch, without the time in which the run was interrupted."""
+        return time.perf_counter() - self._began if self.updates_done else 0.0
