@@ -131,8 +131,7 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
         checkpoint = read_checkpoint(path) if resume and not searching else None
         done = 0 if checkpoint is None else int(checkpoint.facts.get("epoch", 0))
         if done == config.epochs and is_whole(path):
-            message = f"The run in {path} is finished: {_epochs(config)}. More: --epochs N"
-            console.print(message, soft_wrap=True)
+            console.print(f"The run in {path} is finished: {_epochs(config)}. More: --epochs N", soft_wrap=True)
             # A full disk or a kill may have come between the last numbers and the pictures.
             if folder is not None and not all((path / name).is_file() for name in (folder.CURVE, folder.REPORT)):
                 _draw(folder)
@@ -147,8 +146,7 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
             _draw(folder)
         if folder is not None:
             console.print(evaluation_table({"Test images": evaluation}))
-            files = f"Weights, metrics, {folder.CURVE} and {folder.REPORT} are in {path}"
-            console.print(files, soft_wrap=True)
+            console.print(f"Weights, metrics, {folder.CURVE} and {folder.REPORT} are in {path}", soft_wrap=True)
 
 
 def _search(config: TrainConfig, data: DataSet, command: _Command, done: list[Trial]) -> TrainConfig:

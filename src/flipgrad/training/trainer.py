@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any, final
 
@@ -31,14 +30,12 @@ from flipgrad.training.seeds import Stream, generator, stream_seed
 INITIAL_BATCH = 256
 # Reading a number from a GPU makes the processor wait for it, so there divergence is looked for less often.
 CHECK_EVERY_ON_GPU = 50
-# What is minimised, by name: losses [B] of a batch from so many draws.
+# What is minimised, by name: losses [B] of a batch from some draws.
 LOSSES: dict[str, Callable[..., Tensor]] = {"expected": mean_losses, "bound": bound_losses}
 # The name of what is not the network's among the layers.
 ESTIMATOR = "estimator"
-
-
 # The mean loss of an epoch, per example, above which training has gone astray: to guess among K classes costs log K.
-EXPLODED = 1e4
+EXPLODED_LOSS = 1e4
 
 
 class DivergenceError(RuntimeError):
@@ -71,8 +68,6 @@ class Trainer:
         self._device = self._processes.device
         self._train = data.train.to(self._device)
         self._held_out = "test" if data.validation is None else "validation"
-        self._splits = {"test": data.test, **({} if data.validation is None else {"validation": data.validation})}
-        self._background = data.background
         self._augment = AUGMENTATIONS[augmentation(config)]
         self._estimator = for_training(config.estimator, len(self._train))[1]
         self._begin()
@@ -132,12 +127,12 @@ class Trainer:
 
     def backward(self, examples: Tensor, factor: float, noise: Sequence[Tensor] | None = None) -> None:
         """Add the estimated gradient of ``factor`` times the sum of the ``examples``' losses."""
-        x = self._augment(self._train.x[examples], self._background, self._augmenting)
+        x = self._augment(self._train.x[examples], self.data.background, self._augmenting)
         objective = CrossEntropy(self._train.y[examples])
         how: dict[str, Any] = {"estimator": self._estimator, "generator": self._noise, "noise": noise, "index": examples}
         if self.config.draws == "antithetic":
             how["antithetic"] = True
-        with self._precision():
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
             losses = LOSSES[self.config.objective](self._model, x, objective, self.config.samples, **how).sum()
         (losses * factor).backward()
         # A process without examples of its own has looked at one of another's.
@@ -166,7 +161,7 @@ class Trainer:
         loss = float(self._processes.sum(self._sums[-1])) / len(self._train)
         if not math.isfinite(loss):
             raise self._divergence("the loss")
-        if loss > EXPLODED:
+        if loss > EXPLODED_LOSS:
             # Binary units hide it: weights may grow without end, and all numbers stay finite.
             largest = max(zip(sums[:-1], self._layers, strict=True))[1]
             raise self._divergence(f"the loss is {loss:.3g} on average, with the largest gradient in {largest}", "")
@@ -198,7 +193,8 @@ class Trainer:
     def evaluate(self, split: str, epoch: int) -> Evaluation:
         """The numbers on "test" or "validation"; every process looks at a part of the images."""
         rank, size = self._processes.rank, self._processes.size
-        part = Split(self._splits[split].x[rank::size], self._splits[split].y[rank::size])
+        whole: Split = getattr(self.data, split)
+        part = Split(whole.x[rank::size], whole.y[rank::size])
         return self._evaluate(part, generator(self.config.seed, Stream.EVALUATE, epoch, rank, device=self._device))
 
     def _evaluate_training(self, epoch: int) -> Evaluation:
@@ -206,7 +202,7 @@ class Trainer:
         seed, rank, size = self.config.seed, self._processes.rank, self._processes.size
         chosen = torch.randperm(len(self._train), generator=generator(seed, Stream.WATCH))[: self.config.eval_train]
         mine = chosen[rank::size].to(self._device)
-        x = self._augment(self._train.x[mine], self._background, generator(seed, Stream.WATCH, epoch, rank))
+        x = self._augment(self._train.x[mine], self.data.background, generator(seed, Stream.WATCH, epoch, rank))
         noise = generator(seed, Stream.WATCH, epoch, rank, device=self._device)
         return self._evaluate(Split(x, self._train.y[mine]), noise)
 
@@ -217,7 +213,8 @@ class Trainer:
 
     def state(self) -> Checkpoint:
         """All that changes in a training. Every process has to ask for it."""
-        rank_tensors = {"sums": self._sums, **{f"random.{name}": state for name, state in self._random_states().items()}}
+        states = {f"random.{name}": source.get_state() for name, source in self._random_sources().items()}
+        rank_tensors = {"sums": self._sums, **states}
         tensors = {
             **{f"net.{name}": tensor for name, tensor in self.net.state_dict().items()},
             **{f"estimator.{name}": tensor for name, tensor in self._state.module.state_dict().items()},
@@ -267,7 +264,8 @@ class Trainer:
             # Copies: a generator does not take a part of a tensor.
             mine = {name: tensor[self._processes.rank].clone() for name, tensor in checkpoint.part("process").items()}
             self._sums.copy_(mine["sums"])
-            self._restore_random(mine)
+            for name, source in self._random_sources().items():
+                source.set_state(mine[f"random.{name}"])
             self.epoch, self.updates_done = int(facts["epoch"]), int(facts["update"])
             if not (0 <= self.epoch <= self.config.epochs and 0 <= self.updates_done <= self.updates):
                 raise ValueError(f"it is at update {self.updates_done} of epoch {self.epoch}")
@@ -302,11 +300,6 @@ class Trainer:
         """The order of the current epoch, the same in every process and whenever it is asked for."""
         draw = generator(self.config.seed, Stream.ORDER, self.epoch)
         return torch.randperm(len(self._train), generator=draw).to(self._device)
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        if self.config.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self._device.type, torch.bfloat16)
 
     def _squared_norms(self) -> Tensor:
         """The squared gradient norm of every layer, [layers], without waiting for a GPU."""
@@ -343,19 +336,13 @@ class Trainer:
             f"{self.config.rate / 3:.2g}"
         )
 
-    def _random_states(self) -> dict[str, Tensor]:
-        states = {"noise": self._noise.get_state(), "augment": self._augmenting.get_state(), "torch": torch.get_rng_state()}
+    def _random_sources(self) -> dict[str, Generator]:
+        """All generators that updates draw from, torch's own ones, too."""
+        sources = {"noise": self._noise, "augment": self._augmenting, "torch": torch.default_generator}
         if self._device.type == "cuda":
-            states["cuda"] = torch.cuda.get_rng_state(self._device)
-        return states
-
-    def _restore_random(self, states: dict[str, Tensor]) -> None:
-        generators: dict[str, Generator] = {"noise": self._noise, "augment": self._augmenting}
-        for name, source in generators.items():
-            source.set_state(states[f"random.{name}"])
-        torch.set_rng_state(states["random.torch"])
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(states["random.cuda"], self._device)
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            sources["cuda"] = torch.cuda.default_generators[index]
+        return sources
 
     def _seconds(self) -> float:
         """Since the first update of the current epoch, without the time in which the run was interrupted."""
