@@ -14,28 +14,13 @@ import torch
 import typer
 from rich.console import Console
 
-from flipgrad import files, plots
+from flipgrad import files, plots, training
 from flipgrad.cli._shared import evaluation_table, working
 from flipgrad.data import SOURCES, DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.estimators.names import for_training
 from flipgrad.network import Sequential
-from flipgrad.training import (
-    Checkpoint,
-    DivergenceError,
-    Evaluation,
-    Processes,
-    RunFolder,
-    TrainConfig,
-    automatic_rate,
-    connect,
-    load_data,
-    make_net,
-    read_checkpoint,
-    read_config,
-    read_trials,
-)
-from flipgrad.training import train as run_training
+from flipgrad.training import RunFolder, TrainConfig
 from flipgrad.training.board import Board
 from flipgrad.training.config import AUTO, STORED
 from flipgrad.training.processes import launched_rank, started_by_torchrun
@@ -112,7 +97,7 @@ class _Command:
     path: Path
     folder: RunFolder | None
     console: Console
-    processes: Processes
+    processes: training.Processes
 
 
 def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minutes: float, tensorboard: bool) -> None:
@@ -122,13 +107,13 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
     torch.set_num_threads(config.threads)
     with ExitStack() as stack:
         # Mistakes are told before the processes wait for one another, and before anything is written.
-        data = load_data(config)
-        net = make_net(config, data)
+        data = training.load_data(config)
+        net = training.make_net(config, data)
         folder = None
         if first:
             folder = stack.enter_context(RunFolder.reopen(path) if resume else RunFolder(path, overwrite=overwrite))
         searching = config.lr == AUTO
-        checkpoint = read_checkpoint(path) if resume and not searching else None
+        checkpoint = training.read_checkpoint(path) if resume and not searching else None
         done = 0 if checkpoint is None else int(checkpoint.facts.get("epoch", 0))
         if done == config.epochs and is_whole(path):
             console.print(f"The run in {path} is finished: {_epochs(config)}. More: --epochs N", soft_wrap=True)
@@ -137,10 +122,10 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
                 _draw(folder)
             return
         board = stack.enter_context(closing(Board(path / "tensorboard", done))) if tensorboard and first else None
-        command = _Command(path, folder, console, stack.enter_context(closing(connect(config.device))))
+        command = _Command(path, folder, console, stack.enter_context(closing(training.connect(config.device))))
         with _explained(command, config):
             if searching:
-                config = _search(config, data, command, read_trials(path, data) if resume else [])
+                config = _search(config, data, command, training.read_trials(path, data) if resume else [])
             epoch_done = board.write if board else lambda record: None
             evaluation = _train(config, net, data, command, checkpoint, epoch_done, minutes)
             _draw(folder)
@@ -162,9 +147,9 @@ def _search(config: TrainConfig, data: DataSet, command: _Command, done: list[Tr
             best = min(trials, key=lambda trial: trial.objective, default=None)
             work.at(updates, total, "search", f"best {best.rate:.2g}" if best else "")
 
-        result = automatic_rate(
+        result = training.automatic_rate(
             config,
-            lambda: make_net(config, data),
+            lambda: training.make_net(config, data),
             data,
             processes=command.processes,
             done=done,
@@ -181,10 +166,10 @@ def _train(
     net: Sequential,
     data: DataSet,
     command: _Command,
-    checkpoint: Checkpoint | None,
+    checkpoint: training.Checkpoint | None,
     epoch_done: Callable[[Mapping[str, Any]], None],
     minutes: float,
-) -> Evaluation:
+) -> training.Evaluation:
     processes = command.processes
     label = for_training(config.estimator, 1)[0]
     command.console.print(
@@ -192,7 +177,7 @@ def _train(
         f"{_epochs(config)}{f', {processes.size} processes' if processes.size > 1 else ''}:"
     )
     with working(command.console, patient=processes.size > 1) as work:
-        return run_training(
+        return training.train(
             config,
             net,
             data,
@@ -217,9 +202,9 @@ def _explained(command: _Command, config: TrainConfig) -> Iterator[None]:
         console.print(f"Interrupted. Everything is saved in {path}; go on with:", soft_wrap=True)
         console.print(f"  {_go_on(path, config)}", soft_wrap=True)
         raise
-    except DivergenceError as error:
+    except training.DivergenceError as error:
         _draw(command.folder)
-        raise DivergenceError(f"{error}; the last good state is in {path}") from None
+        raise training.DivergenceError(f"{error}; the last good state is in {path}") from None
     except StorageError as error:
         begun = (path / RunFolder.CONFIG).is_file()
         how = f"go on with: {_go_on(path, config)}" if begun else "give the same command with --overwrite"
@@ -237,7 +222,7 @@ def _stored_config(ctx: typer.Context, path: Path) -> TrainConfig:
         if name not in WITH_RESUME:
             option = "--" + name.replace("_", "-")
             raise InputError(f"{option} cannot go with --resume: a run goes on as it was; leave it out, or begin a new run")
-    config = read_config(path, data_folder=given.get("data_folder"), model=given.get("model"), repair=True)
+    config = training.read_config(path, data_folder=given.get("data_folder"), model=given.get("model"), repair=True)
     epochs = given.get("epochs", config.epochs)
     if epochs != config.epochs and config.schedule != "constant":
         raise InputError(f"--epochs {epochs}: the {config.schedule} schedule was made for {config.epochs}; leave it out")

@@ -135,7 +135,7 @@ def read_config(
         path: the folder.
         device: instead of the run's own, which may not be there.
         data_folder: instead of the run's own, for files that were moved.
-        model: the run's own again, where that is a function of a person's: a file alone may not name code that is run.
+        model: the run's own again, where that is a user's function: a file alone may not name code that is run.
         repair: take it from the checkpoint if its own file is missing.
 
     Raises:

@@ -69,10 +69,6 @@ class Search:
     objective: float
     trials: tuple[Trial, ...]
 
-    def as_json(self) -> dict[str, object]:
-        """The result for a JSON file."""
-        return {"rate": self.rate, "objective": self.objective, "trials": [trial.as_json() for trial in self.trials]}
-
 
 def search_rate(
     trial: TrialRun,
@@ -178,9 +174,8 @@ class RunningMean:
 
     .. math:: \bar f_n = \sum_{i \le n} q^{n-i} f_i \Big/ \sum_{i \le n} q^{n-i}, \qquad q = 1 - 1/w.
 
-    The weights add up to 1 from the start, so no initial value has a say. The paper takes such an average of the objective to
-    choose the learning rate and does not tell the factor q. Ours is set by the ``window`` w, for which the search uses the
-    number of updates in an epoch: every example then counts about once, and what was before the last few epochs hardly.
+    The weights add up to 1 from the start, so no initial value counts. The paper does not tell its factor q. Ours is set by the
+    ``window`` w, for which the search uses the number of updates in an epoch: every example then counts about once.
 
     Args:
         window: the number of values that the average remembers, at least 1.

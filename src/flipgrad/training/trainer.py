@@ -21,7 +21,7 @@ from flipgrad.training.checkpoint import Checkpoint
 from flipgrad.training.config import TrainConfig
 from flipgrad.training.estimator_state import EstimatorState
 from flipgrad.training.metrics import Evaluation, evaluate
-from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, rate, restore_optimizer, set_rate
+from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate, set_rate
 from flipgrad.training.problem import augmentation
 from flipgrad.training.processes import Processes
 from flipgrad.training.seeds import Stream, generator, stream_seed
@@ -71,12 +71,12 @@ class Trainer:
         self._augment = AUGMENTATIONS[augmentation(config)]
         self._estimator = for_training(config.estimator, len(self._train))[1]
         self._begin()
-        self._state = EstimatorState(self._estimator, self._processes)
+        self._estimator_state = EstimatorState(self._estimator, self._processes)
         self._layers = {name: list(group.values()) for name, group in parameters_by_layer(net).items()}
-        own = [parameter for parameter in self._state.module.parameters() if parameter.requires_grad]
+        own = [parameter for parameter in self._estimator_state.module.parameters() if parameter.requires_grad]
         if own:
             self._layers[ESTIMATOR] = own
-        self._optimizer = make_optimizer(config, [*net.parameters(), *self._state.module.parameters()])
+        self._optimizer = make_optimizer(config, [*net.parameters(), *self._estimator_state.module.parameters()])
         self._model = self._processes.wrap(net)
         rank = self._processes.rank
         self._noise = generator(config.seed, Stream.NOISE, rank, device=self._device)
@@ -117,7 +117,7 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         mine, factor = self._processes.share(batch)
         self.backward(mine, factor, noise)
-        self._state.agree(mine, len(batch))
+        self._estimator_state.agree(mine, len(batch))
         self._sums[:-1] += self._squared_norms()
         self.updates_done += 1
         if self._device.type == "cpu" or self.updates_done % CHECK_EVERY_ON_GPU == 0:
@@ -200,10 +200,10 @@ class Trainer:
     def _evaluate_training(self, epoch: int) -> Evaluation:
         """The numbers on training images, always the same ones, augmented anew as in training: the loss that is minimised."""
         seed, rank, size = self.config.seed, self._processes.rank, self._processes.size
-        chosen = torch.randperm(len(self._train), generator=generator(seed, Stream.WATCH))[: self.config.eval_train]
+        chosen = torch.randperm(len(self._train), generator=generator(seed, Stream.EVALUATE_TRAINING))[: self.config.eval_train]
         mine = chosen[rank::size].to(self._device)
-        x = self._augment(self._train.x[mine], self.data.background, generator(seed, Stream.WATCH, epoch, rank))
-        noise = generator(seed, Stream.WATCH, epoch, rank, device=self._device)
+        x = self._augment(self._train.x[mine], self.data.background, generator(seed, Stream.EVALUATE_TRAINING, epoch, rank))
+        noise = generator(seed, Stream.EVALUATE_TRAINING, epoch, rank, device=self._device)
         return self._evaluate(Split(x, self._train.y[mine]), noise)
 
     def _evaluate(self, part: Split, noise: Generator) -> Evaluation:
@@ -217,7 +217,7 @@ class Trainer:
         rank_tensors = {"sums": self._sums, **states}
         tensors = {
             **{f"net.{name}": tensor for name, tensor in self.net.state_dict().items()},
-            **{f"estimator.{name}": tensor for name, tensor in self._state.module.state_dict().items()},
+            **{f"estimator.{name}": tensor for name, tensor in self._estimator_state.module.state_dict().items()},
             **{f"optimizer.{name}": tensor for name, tensor in optimizer_tensors(self._optimizer).items()},
             **{f"process.{name}": self._processes.gather(tensor) for name, tensor in rank_tensors.items()},
         }
@@ -259,7 +259,7 @@ class Trainer:
             )
         try:
             self.net.load_state_dict(checkpoint.part("net"))
-            self._state.module.load_state_dict(checkpoint.part("estimator"))
+            self._estimator_state.module.load_state_dict(checkpoint.part("estimator"))
             restore_optimizer(self._optimizer, checkpoint.part("optimizer"))
             # Copies: a generator does not take a part of a tensor.
             mine = {name: tensor[self._processes.rank].clone() for name, tensor in checkpoint.part("process").items()}
@@ -317,7 +317,7 @@ class Trainer:
 
     def _rate(self) -> float:
         """The learning rate of the update that was counted last."""
-        return rate(self.config, (self.total_done - 1) / (self.config.epochs * self.updates))
+        return scheduled_rate(self.config, (self.total_done - 1) / (self.config.epochs * self.updates))
 
     def _check_sums(self) -> None:
         # Gradients are the same in all processes, so that all of them stop; losses are their own.
