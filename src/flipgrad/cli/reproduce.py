@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,20 +64,18 @@ def reproduce(
     if wanted:
         runner = DaskRunner(dask) if dask else LocalRunner(workers)
         augmentations = [name.strip() for name in augment.split(",")] if augment else None
-        options: dict[str, Any] = {"overwrite": overwrite, "runner": runner, "images": data, "augmentations": augmentations}
-        _make(wanted, folder, console, lambda report: Workshop(folder, scale, seed, report, **options))
+        options = {"overwrite": overwrite, "runner": runner, "images": data, "augmentations": augmentations}
+        _make(wanted, console, folder, scale, seed, options)
     if ALL in names or REPORT in names:
         console.print(f"The page is {write_report(folder)}", soft_wrap=True)
     if keep_in is not None:
         console.print(f"What is worth keeping is in {keep(folder, keep_in).parent}", soft_wrap=True)
 
 
-def _make(
-    names: list[str], folder: Path, console: Console, workshop: Callable[[Callable[[str, int, int], None]], Workshop]
-) -> None:
+def _make(names: list[str], console: Console, folder: Path, scale: str, seed: int, options: Mapping[str, Any]) -> None:
     try:
         with working(console) as work:
-            shop = workshop(work.advance)
+            shop = Workshop(folder, scale, seed, work.advance, **options)
             for name in names:
                 console.print(EXPERIMENTS[name].reproduce(shop), soft_wrap=True)
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from flipgrad.data._unpickle import PickledArray, unpickle
-from flipgrad.data.sets import DataSet, Split, advising
+from flipgrad.data.sets import DataSet, Split, advising, from_bytes
 from flipgrad.errors import InputError
 
 RECORDS = 10_000
@@ -56,7 +56,7 @@ def cifar10(path: Path) -> DataSet:
 def _split(parts: list[tuple[Bytes, Bytes]]) -> Split:
     x = torch.from_numpy(np.concatenate([pixels for pixels, _ in parts])).reshape(-1, 3, 32, 32)
     y = torch.from_numpy(np.concatenate([labels for _, labels in parts]))
-    return Split(x.float().div_(127.5).sub_(1), y.long())
+    return Split(from_bytes(x), y.long())
 
 
 def _largest(name: str) -> int:

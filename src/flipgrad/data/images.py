@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from flipgrad import memory
-from flipgrad.data.sets import DataSet, Split
+from flipgrad.data.sets import DataSet, Split, from_bytes
 from flipgrad.errors import InputError
 
 ENDINGS = {".png", ".jpg", ".jpeg"}
@@ -65,7 +65,7 @@ def image_folder(path: Path, size: int | None = None, test_share: float = 0.1, s
             labels.append(label)
     channels = max(pixels.shape[2] for pixels in images)
     stacked = np.stack([np.broadcast_to(pixels, (*pixels.shape[:2], channels)) for pixels in images])
-    x = torch.from_numpy(stacked).permute(0, 3, 1, 2).float().contiguous().div_(127.5).sub_(1)
+    x = from_bytes(torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous())
     train, test = Split(x, torch.tensor(labels)).divide(test_share, seed=seed)
     return DataSet(path.resolve().name, train, test, classes=len(classes), background=0.0)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flipgrad.data.sets import DataSet, Split, advising
+from flipgrad.data.sets import DataSet, Split, advising, from_bytes
 from flipgrad.errors import InputError
 
 PIXELS = 28
@@ -46,7 +46,7 @@ def _split(folder: Path, part: str) -> Split:
         raise InputError(f"'{file}' has {len(labels)} labels for {len(images)} images")
     if labels.max() >= CLASSES:
         raise InputError(f"'{file}' has a label {int(labels.max())}, expected 0 to {CLASSES - 1}")
-    return Split(images[:, None].float().div_(127.5).sub_(1), labels.long())
+    return Split(from_bytes(images[:, None]), labels.long())
 
 
 def _find(folder: Path, name: str) -> Path:

@@ -23,6 +23,11 @@ def advising(fix: str) -> Iterator[None]:
         raise InputError(f"{error}; {fix}") from None
 
 
+def from_bytes(pixels: Tensor) -> Tensor:
+    """Pixels of 0 to 255 as numbers in [-1, 1]."""
+    return pixels.float().div_(127.5).sub_(1)
+
+
 @dataclass(frozen=True)
 class Split:
     """Inputs [N, ...] and class labels [N]; a batch also knows its examples' numbers in the whole, [N]."""

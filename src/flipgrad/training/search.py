@@ -15,9 +15,6 @@ from scipy.optimize import minimize_scalar
 
 from flipgrad.errors import InputError
 
-# Trains from the same initial weights with the rate it is given, and returns the objective that it reached.
-TrialRun = Callable[[float], float]
-
 # The search ends when the best rate is known to this many decades (12 %): ten golden sections of 6 decades resolve no less.
 TOLERANCE = 0.05
 # What scipy is told of a trial that diverged: above every objective, and still finite, as its parabolas need.
@@ -71,7 +68,7 @@ class Search:
 
 
 def search_rate(
-    trial: TrialRun,
+    trial: Callable[[float], float],
     *,
     lowest: float = 1e-6,
     highest: float = 1.0,
@@ -138,7 +135,7 @@ def _check_search(lowest: float, highest: float, trials: int) -> None:
         raise InputError(f"trials={trials}: a search of the learning rate needs at least 2 trials, the paper's has 10")
 
 
-def _run(trial: TrialRun, rate: float, divergence: type[Exception] | tuple[type[Exception], ...]) -> Trial:
+def _run(trial: Callable[[float], float], rate: float, divergence: type[Exception] | tuple[type[Exception], ...]) -> Trial:
     try:
         objective = float(trial(rate))
     except divergence:
