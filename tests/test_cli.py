@@ -5,13 +5,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 
 import pytest
 import torch
+import typer
 
 from flipgrad import cli, files
 from flipgrad.estimators import ESTIMATORS, facts
-from flipgrad.training import RunFolder
+from flipgrad.training import RunFolder, TrainConfig
 
 
 def flipgrad(capsys, *arguments):
@@ -41,6 +43,18 @@ def test_train_does_not_touch_the_global_random_state(tmp_path, capsys):
     torch.manual_seed(3)
     flipgrad(capsys, "train", "--estimator", "st", "--epochs", "1", "--eval-samples", "1", "--output", str(tmp_path / "run"))
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_every_field_of_the_configuration_is_an_option_of_train():
+    parameters = {parameter.name: parameter for parameter in typer.main.get_command(cli.app).commands["train"].params}
+    for field in fields(TrainConfig):
+        option = parameters[field.name]
+        assert option.opts == ["--" + field.name.replace("_", "-")]
+        assert option.help == field.metadata["text"]
+        # The command chooses the threads by the data set, and takes a rate as text, which may be "auto".
+        expected = {"threads": None, "lr": str(field.default)}.get(field.name, field.default)
+        assert option.default == expected
+    assert set(parameters) > {field.name for field in fields(TrainConfig)}
 
 
 def test_estimators_lists_their_facts(capsys, monkeypatch):

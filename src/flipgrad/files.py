@@ -1,7 +1,7 @@
 """Writing files so that nothing is lost or half-written, reading them so that damage is noticed, and where numbers came from.
 
 What flipgrad writes and reads back, JSON or tensors, has a checksum of its content in it. It tells damage and edits by hand; it
-is no protection from a person who means harm, who would write a right one.
+is no protection from somebody who means harm, who would write a right one.
 """
 
 from __future__ import annotations
@@ -49,32 +49,14 @@ def write(path: Path, content: bytes) -> None:
             _reach_the_disk(file)
         os.replace(temporary, path)
     except OSError as error:
-        _discard(temporary)
-        raise _failed(path, error) from error
-
-
-def append_line(path: Path, line: str) -> None:
-    """Add a line to a file; of a line that could not be written whole, a part may be left at its end.
-
-    Raises:
-        StorageError: if that cannot be done.
-    """
-    try:
-        with open(path, "ab", opener=lambda name, flags: os.open(name, flags | NO_LINK, 0o666)) as file:
-            file.write(line.encode() + b"\n")
-            _reach_the_disk(file)
-    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise _failed(path, error) from error
 
 
 def _reach_the_disk(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _discard(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
 
 
 def _failed(path: Path, error: OSError) -> StorageError | InputError:
@@ -102,8 +84,17 @@ def write_json(path: Path, value: Mapping[str, object], *, indent: int | None = 
 
 
 def append_json(path: Path, value: Mapping[str, object]) -> None:
-    """Add ``value`` with its checksum as one line to a file of such lines."""
-    append_line(path, json_line(value))
+    """Add ``value`` with its checksum as one line to a file of such lines.
+
+    Raises:
+        StorageError: if that cannot be done; a part of the line may be left at the end of the file.
+    """
+    try:
+        with open(path, "ab", opener=lambda name, flags: os.open(name, flags | NO_LINK, 0o666)) as file:
+            file.write(json_line(value).encode() + b"\n")
+            _reach_the_disk(file)
+    except OSError as error:
+        raise _failed(path, error) from error
 
 
 def json_line(value: Mapping[str, object]) -> str:
@@ -126,8 +117,8 @@ def read_json(path: Path, *, missing: str, broken: str, most: int = LARGEST_JSON
 
     Args:
         path: the file.
-        missing: what a person is to do if it is not there or cannot be read.
-        broken: what a person is to do if it is damaged, or was edited.
+        missing: the advice where it is not there or cannot be read.
+        broken: the advice where it is damaged, or was edited.
         most: bytes that it may have.
 
     Raises:
@@ -145,8 +136,8 @@ def read_json_lines(path: Path, *, missing: str, broken: str, count: int | None 
 
     Args:
         path: the file.
-        missing: what a person is to do if it is not there or cannot be read.
-        broken: what a person is to do if a line is damaged, or was edited.
+        missing: the advice where it is not there or cannot be read.
+        broken: the advice where a line is damaged, or was edited.
         count: how many lines to read; by default all.
 
     Raises:
@@ -243,8 +234,8 @@ def read_tensors(path: Path, kind: str, *, missing: str, broken: str) -> tuple[d
     Args:
         path: the file.
         kind: what it must be.
-        missing: what a person is to do if it is not there.
-        broken: what a person is to do if it is damaged, or something else.
+        missing: the advice where it is not there.
+        broken: the advice where it is damaged, or something else.
 
     Raises:
         InputError: if it is not there, truncated, damaged or something else; it ends with the advice.
@@ -311,5 +302,10 @@ def provenance() -> dict[str, object]:
     versions = {name: version(name) for name in ("flipgrad", "torch", "numpy")}
     versions["python"] = platform.python_version()
     machine = {"system": platform.system(), "processor": platform.machine(), "threads": torch.get_num_threads()}
-    machine["cores"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    machine["cores"] = cores()
     return {"command": sys.argv[1:], "versions": versions, "machine": machine}
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,7 +9,12 @@ import torch
 from flipgrad.errors import InputError
 
 # How torch's allocators begin to say that they have no more, on the processor; and sizes that no number of 64 bits holds.
-SAID = ("can't allocate memory", "not enough memory", "integer multiplication overflow", "Storage size calculation overflowed")
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "integer multiplication overflow",
+    "Storage size calculation overflowed",
+)
 
 
 def installed() -> int | None:
@@ -31,4 +36,4 @@ def ran_out(error: BaseException) -> bool:
     """Whether an error says that there was not enough memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in SAID)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -16,7 +17,7 @@ from flipgrad import cli
 from flipgrad.data import AUGMENTATIONS
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.noise import NOISES
-from flipgrad.training.config import CHOICES
+from flipgrad.training import TrainConfig
 from torture.attack import ACCEPTED, REFUSED, Attack, Outcome
 from torture.calls import call
 from torture.damage import NUMBERS, TEXTS
@@ -33,9 +34,10 @@ SMALL: dict[str, list[str]] = {
 WEIGHTS = {"train": 60, "evaluate": 12, "gradeval": 18, "reproduce": 5, "bench": 2, "estimators": 1}
 FINISHED = "finished"
 
+CHOICES = {field.name: tuple(field.metadata["choices"]) for field in fields(TrainConfig) if field.metadata["choices"]}
 # Values that an option may well be given, besides the hostile ones.
 SENSIBLE: dict[str, tuple[str, ...]] = {
-    **{name: tuple(choices) for name, choices in CHOICES.items()},
+    **CHOICES,
     "estimator": (*ESTIMATORS, "psa:sampled", "arms:8", "reinforce+running", "concrete:0.1", "gumbel-rao:0", "arms:1"),
     "estimators": ("psa,st", "arm,arm", "psa:sampled,concrete:0.1,reinforce+mean", ",", "exact"),
     "noise": (*NOISES, "logistic:0.5", "normal:0", "laplace:-1", "uniform:nan", "logistic:1e-300", "logistic:1e300"),

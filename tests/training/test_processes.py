@@ -19,7 +19,7 @@ import flipgrad as fg
 from flipgrad.estimators import ESTIMATORS, Baseline
 from flipgrad.training import Processes, Trainer
 from flipgrad.training.estimator_state import EstimatorState
-from flipgrad.training.processes import ManyProcesses, connect
+from flipgrad.training.processes import connect
 
 HERE = Path(__file__).parent
 
@@ -52,8 +52,8 @@ def test_two_processes_are_one(tmp_path):
         # Only the order of additions differs, in float64.
         assert found["same update"].keys() == {"psa", "st", "reinforce+running"}
         assert all(distance < 1e-12 for distance in found["same update"].values()), found
-        assert found["spread"].keys() > ESTIMATORS.keys()
-        assert all(distance == 0 for distance in found["spread"].values()), found
+        assert found["disagreement"].keys() > ESTIMATORS.keys()
+        assert all(distance == 0 for distance in found["disagreement"].values()), found
         # The largest of some 150 differences, in standard errors of 200 draws: a false alarm in a thousand.
         assert 0.5 < found["deviation"] < 4.6
         assert found["goes on"]
@@ -86,20 +86,12 @@ def test_ctrl_c_saves_in_all_processes_and_the_printed_command_goes_on(tmp_path)
     assert len(numbers) > epochs
 
 
-class Pretended(Processes):
-    """This process alone, in the role of one of many."""
-
-    def __init__(self, rank, size):
-        super().__init__()
-        self.rank, self.size = rank, size
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 11])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_parts_of_a_batch_weigh_as_much_as_its_examples(count, size):
     values = torch.randn(20)
     batch = torch.randperm(20)[:count]
-    parts = [Pretended(rank, size).share(batch) for rank in range(size)]
+    parts = [Processes("cpu", rank, size).share(batch) for rank in range(size)]
     mean = sum(values[mine].sum() * factor for mine, factor in parts) / size
     assert mean == pytest.approx(float(values[batch].mean()))
     assert all(len(mine) for mine, _ in parts)
@@ -116,19 +108,20 @@ def test_an_estimator_whose_state_cannot_be_shared_is_refused():
     strange = fg.REINFORCE(Strange())
     EstimatorState(strange, Processes())
     with pytest.raises(fg.InputError, match="REINFORCE keeps a state in Strange that many processes cannot share"):
-        EstimatorState(strange, Pretended(0, 2))
-    EstimatorState(fg.REINFORCE(fg.LearnedBaseline(nn.Linear(2, 1))), Pretended(0, 2))
+        EstimatorState(strange, Processes("cpu", 0, 2))
+    EstimatorState(fg.REINFORCE(fg.LearnedBaseline(nn.Linear(2, 1))), Processes("cpu", 0, 2))
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "meta"])
-def test_many_processes_find_their_devices_themselves(device):
+def test_many_processes_find_their_devices_themselves(device, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(fg.InputError, match=f"device '{device}': many processes take 'cpu' or 'cuda', and a GPU each"):
-        ManyProcesses(device)
+        connect(device)
 
 
 def test_one_process_is_alone(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     alone = connect("cpu")
-    assert type(alone) is Processes
     assert alone.first
+    assert alone.size == 1
     assert Trainer(config(), small_net(), blobs(), alone).updates == 4

@@ -58,12 +58,12 @@ def same_update(estimator: str, many: Processes) -> float:
     return max(difference(alone.part(part), together.part(part)) for part in parts if alone.part(part))
 
 
-def spread(estimator: str, many: Processes) -> float:
+def disagreement(estimator: str, many: Processes) -> float:
     """How far the states of the two processes are from one another after an epoch with noise of their own."""
     trainer = Trainer(config(estimator=estimator, batch_size=7), small_net(), blobs(), many)
     for _ in range(trainer.updates):
         trainer.update()
-    state = [*trainer.net.state_dict().values(), *trainer._state.module.state_dict().values()]
+    state = [*trainer.net.state_dict().values(), *trainer._estimator_state.module.state_dict().values()]
     flat = torch.cat([value.double().flatten() for value in state])
     first, second = many.gather(flat)
     return float((first - second).abs().max())
@@ -117,7 +117,7 @@ def main() -> None:
     with isolated(many.device):
         found = {
             "same update": {name: same_update(name, many) for name in ("psa", "st", "reinforce+running")},
-            "spread": {name: spread(name, many) for name in (*ESTIMATORS, "reinforce+running", "muprop+running")},
+            "disagreement": {name: disagreement(name, many) for name in (*ESTIMATORS, "reinforce+running", "muprop+running")},
             "deviation": deviation(many),
             "goes on": goes_on(folder, many),
         }

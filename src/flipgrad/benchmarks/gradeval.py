@@ -14,7 +14,7 @@ from flipgrad.gradeval.draws import Problem, Sampler, default_workers, one_by_on
 from flipgrad.objectives import CrossEntropy
 from flipgrad.sampling import fresh
 from flipgrad.training.models import fully_connected
-from flipgrad.training.reference import reference_training
+from flipgrad.training.reference_training import reference_training
 
 # Draws per timed run: enough for the slowest to take a second.
 FAST, SLOW = 8000, 2000

@@ -35,7 +35,7 @@ class Work:
         self._bar.update(self._task, description=what, advance=new)
 
     def at(self, done: int, total: int, what: str, note: str) -> None:
-        """``done`` of ``total`` so far; it is left to others to look whether it was :attr:`interrupted`."""
+        """``done`` of ``total`` so far; the caller checks :attr:`interrupted`."""
         self._bar.update(self._task, completed=done, total=total, description=what, note=note)
 
     @property

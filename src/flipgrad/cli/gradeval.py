@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -25,8 +25,8 @@ from flipgrad.noise import noise_by_name
 from flipgrad.objectives import CrossEntropy, Objective
 from flipgrad.training.config import check_device
 from flipgrad.training.models import fully_connected
-from flipgrad.training.own import call_own, check_runs
-from flipgrad.training.reference import check_epochs, reference_training
+from flipgrad.training.reference_training import check_epochs, reference_training
+from flipgrad.user_code import call_user_function, check_runs
 
 PAPER = "reinforce,arm,concrete:0.1,concrete,tanh,st,psa:sampled"
 
@@ -77,14 +77,15 @@ def gradeval(
     truth = _truth(reference)
     check_options(samples, seed, truth, reference_samples, workers)
     check_device(device)
-    make = _own(model) if model is not None else _toy(widths, epochs, noise, seed)
+    make = _user_subject(model) if model is not None else _toy(widths, epochs, noise, seed)
     console = Console(markup=False, highlight=False)
     folder = files.new_folder(output, overwrite=overwrite)
+    options = {"seed": seed, "reference": truth, "reference_samples": reference_samples, "workers": workers}
     paths: dict[str, Path] = {}
     try:
         with working(console) as work:
             for subject in make(work):
-                result = _measure(subject, names, samples, work, seed, truth, reference_samples, device, workers)
+                result = _measure(subject, names, samples, work, device, options)
                 paths[subject.title] = folder / f"{subject.name}.json"
                 result.write(paths[subject.title], title=subject.title, device=device)
                 _print(console, subject.title, result)
@@ -96,37 +97,16 @@ def gradeval(
     console.print(f"Results ({written}) and figures are in {folder}", soft_wrap=True)
 
 
-def _measure(
-    subject: _Subject,
-    names: list[str],
-    samples: int,
-    work: Work,
-    seed: int,
-    truth: Estimator | Literal["auto"],
-    reference_samples: int | None,
-    device: str,
-    workers: int | None,
-) -> Result:
+def _measure(subject: _Subject, names: list[str], samples: int, work: Work, device: str, options: Mapping[str, Any]) -> Result:
     net, x, objective = subject.net.to(device), subject.x.to(device), subject.objective
     rules = by_name(names, lambda: exact.expected_loss(net, x, objective).detach())
-    of_reference = REFERENCE_FACTOR * samples if reference_samples is None else reference_samples
+    of_reference = options["reference_samples"] or REFERENCE_FACTOR * samples
 
     def report(name: str, new: int) -> None:
         total = of_reference if name == "reference" else samples * len(rules)
         work.advance(f"{subject.title}{' reference' * (name == 'reference')}: {name}", new, total)
 
-    return evaluate(
-        net,
-        x,
-        objective,
-        rules,
-        samples,
-        seed=seed,
-        reference=truth,
-        reference_samples=reference_samples,
-        workers=workers,
-        report=report,
-    )
+    return evaluate(net, x, objective, rules, samples, report=report, **options)
 
 
 # Makes what is measured, one after the other; what can be wrong with it was found out before.
@@ -151,8 +131,8 @@ def _toy(widths: str, epochs: str, noise: str, seed: int) -> _Make:
     return make
 
 
-def _own(model: str) -> _Make:
-    made = call_own(model)
+def _user_subject(model: str) -> _Make:
+    made = call_user_function(model)
     if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], Sequential) and isinstance(made[1], Tensor)):
         raise InputError(
             f"--model {brief(model)} must return (flipgrad.Sequential, inputs [B, ...], objective), got {brief(made)}"

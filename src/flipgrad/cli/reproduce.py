@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -63,30 +64,24 @@ def reproduce(
     if wanted:
         runner = DaskRunner(dask) if dask else LocalRunner(workers)
         augmentations = [name.strip() for name in augment.split(",")] if augment else None
-        try:
-            with working(console) as work:
-                shop = Workshop(
-                    folder,
-                    scale,
-                    seed,
-                    work.advance,
-                    overwrite=overwrite,
-                    runner=runner,
-                    images=data,
-                    augmentations=augmentations,
-                )
-                for name in wanted:
-                    console.print(EXPERIMENTS[name].reproduce(shop), soft_wrap=True)
-        except KeyboardInterrupt:
-            message = f"Interrupted. What was done is in {folder}; the same command goes on from there."
-            console.print(message, soft_wrap=True)
-            raise
-        message = f"Figures (PNG, PDF), numbers (JSON) and texts are in {folder}"
-        console.print(message, soft_wrap=True)
+        options = {"overwrite": overwrite, "runner": runner, "images": data, "augmentations": augmentations}
+        _make(wanted, console, folder, scale, seed, options)
     if ALL in names or REPORT in names:
         console.print(f"The page is {write_report(folder)}", soft_wrap=True)
     if keep_in is not None:
         console.print(f"What is worth keeping is in {keep(folder, keep_in).parent}", soft_wrap=True)
+
+
+def _make(names: list[str], console: Console, folder: Path, scale: str, seed: int, options: Mapping[str, Any]) -> None:
+    try:
+        with working(console) as work:
+            shop = Workshop(folder, scale, seed, work.advance, **options)
+            for name in names:
+                console.print(EXPERIMENTS[name].reproduce(shop), soft_wrap=True)
+    except KeyboardInterrupt:
+        console.print(f"Interrupted. What was done is in {folder}; the same command goes on from there.", soft_wrap=True)
+        raise
+    console.print(f"Figures (PNG, PDF), numbers (JSON) and texts are in {folder}", soft_wrap=True)
 
 
 def _list(output: Path | None, workers: int | None) -> Table:

@@ -6,11 +6,14 @@ from flipgrad.data.digits import digits
 from flipgrad.data.images import image_folder
 from flipgrad.data.mnist import mnist
 from flipgrad.data.sets import DataSet, Split
+from flipgrad.data.sources import SOURCES, DataSource
 from flipgrad.data.toy import toy
 
 __all__ = [
     "AUGMENTATIONS",
+    "SOURCES",
     "DataSet",
+    "DataSource",
     "Split",
     "affine",
     "cifar10",

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from flipgrad.data._unpickle import PickledArray, unpickle
-from flipgrad.data.sets import DataSet, Split
+from flipgrad.data.sets import DataSet, Split, advising, from_bytes
 from flipgrad.errors import InputError
 
 RECORDS = 10_000
@@ -26,6 +26,7 @@ FIX = "download CIFAR-10's binary or python version again and give its folder or
 Bytes = NDArray[np.uint8]
 
 
+@advising(FIX)
 def cifar10(path: Path) -> DataSet:
     """50,000 training and 10,000 test images [3, 32, 32] with values in [-1, 1].
 
@@ -45,7 +46,7 @@ def cifar10(path: Path) -> DataSet:
     suffix = ".bin" if any(name.endswith(".bin") for name in files) else ""
     for name in TRAIN + TEST:
         if name + suffix not in files:
-            raise InputError(f"'{name}{suffix}' is missing in '{path}'; {FIX}")
+            raise InputError(f"'{name}{suffix}' is missing in '{path}'")
     decode = _decode_binary if suffix else _decode_python
     parts = {name: decode(files.pop(name + suffix), f"'{name}{suffix}' in '{path}'") for name in TRAIN + TEST}
     train, test = (_split([parts[name] for name in names]) for names in (TRAIN, TEST))
@@ -55,7 +56,7 @@ def cifar10(path: Path) -> DataSet:
 def _split(parts: list[tuple[Bytes, Bytes]]) -> Split:
     x = torch.from_numpy(np.concatenate([pixels for pixels, _ in parts])).reshape(-1, 3, 32, 32)
     y = torch.from_numpy(np.concatenate([labels for _, labels in parts]))
-    return Split(x.float().div_(127.5).sub_(1), y.long())
+    return Split(from_bytes(x), y.long())
 
 
 def _largest(name: str) -> int:
@@ -71,20 +72,16 @@ def _read_folder(path: Path) -> dict[str, bytes]:
     """The contents of the batches in the first folder that has any."""
     for folder in (path, *(path / name for name in FOLDERS)):
         files = [file for file in folder.glob("*") if file.is_file() and _wanted(file.name)]
+        contents = {}
         for file in files:
             _check_size(file.stat().st_size, f"'{file.name}' in '{path}'", file.name)
-        if files:
-            return {file.name: _read_file(file) for file in files}
-    raise InputError(
-        f"no CIFAR-10 in '{path}': expected data_batch_1.bin or data_batch_1 there or in {' or '.join(FOLDERS)}; {FIX}"
-    )
-
-
-def _read_file(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise InputError(f"'{file}' cannot be read: {error.strerror}; {FIX}") from None
+            try:
+                contents[file.name] = file.read_bytes()
+            except OSError as error:
+                raise InputError(f"'{file}' cannot be read: {error.strerror}") from None
+        if contents:
+            return contents
+    raise InputError(f"no CIFAR-10 in '{path}': expected data_batch_1.bin or data_batch_1 there or in {' or '.join(FOLDERS)}")
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
@@ -107,16 +104,16 @@ def _read_archive(path: Path) -> dict[str, bytes]:
                 pass
     except (EOFError, OSError, tarfile.TarError, zlib.error, LZMAError) as error:
         # One that is no archive of any kind is told of in as many lines as there are kinds.
-        raise InputError(f"{where} is truncated or damaged: {str(error).splitlines()[0].rstrip(':')}; {FIX}") from None
+        raise InputError(f"{where} is truncated or damaged: {str(error).splitlines()[0].rstrip(':')}") from None
     if not contents:
-        raise InputError(f"no CIFAR-10 in the archive '{path}': expected data_batch_1.bin or data_batch_1; {FIX}")
+        raise InputError(f"no CIFAR-10 in the archive '{path}': expected data_batch_1.bin or data_batch_1")
     return contents
 
 
 def _check_size(size: int, where: str, name: str) -> None:
     """Before anything is read."""
     if size > _largest(name):
-        raise InputError(f"{where} has {size} bytes, expected no more than {_largest(name)}; {FIX}")
+        raise InputError(f"{where} has {size} bytes, expected no more than {_largest(name)}")
 
 
 def _decode_binary(content: bytes, where: str) -> tuple[Bytes, Bytes]:
@@ -124,28 +121,25 @@ def _decode_binary(content: bytes, where: str) -> tuple[Bytes, Bytes]:
     size = RECORDS * (1 + VALUES)
     if len(content) != size:
         fault = "is truncated" if len(content) < size else "is too long"
-        raise InputError(f"{where} {fault}: {len(content)} bytes, expected {size}; {FIX}")
+        raise InputError(f"{where} {fault}: {len(content)} bytes, expected {size}")
     records = np.frombuffer(content, np.uint8).reshape(RECORDS, 1 + VALUES)
     return records[:, 1:], _labels(records[:, 0].tolist(), where)
 
 
 def _decode_python(content: bytes, where: str) -> tuple[Bytes, Bytes]:
     """A pickled dictionary of ``b"data"``, an array of the pixels in the same order, and ``b"labels"``, a list."""
-    try:
-        values = unpickle(content, where)
-    except InputError as error:
-        raise InputError(f"{error}; {FIX}") from None
+    values = unpickle(content, where)
     data = values.get(b"data")
     pixels = data.bytes_of_shape((RECORDS, VALUES)) if isinstance(data, PickledArray) else None
     if pixels is None:
-        raise InputError(f"{where} has no b'data' that is an array of {RECORDS}x{VALUES} bytes; {FIX}")
+        raise InputError(f"{where} has no b'data' that is an array of {RECORDS}x{VALUES} bytes")
     return pixels, _labels(values.get(b"labels"), where)
 
 
 def _labels(labels: object, where: str) -> Bytes:
     if not isinstance(labels, list) or len(labels) != RECORDS:
-        raise InputError(f"{where} has no b'labels' that is a list of {RECORDS} numbers; {FIX}")
+        raise InputError(f"{where} has no b'labels' that is a list of {RECORDS} numbers")
     for label in labels:
         if type(label) is not int or not 0 <= label < CLASSES:
-            raise InputError(f"{where} has a label {label!r}, expected 0 to {CLASSES - 1}; {FIX}")
+            raise InputError(f"{where} has a label {label!r}, expected 0 to {CLASSES - 1}")
     return np.array(labels, dtype=np.uint8)

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from flipgrad import memory
-from flipgrad.data.sets import DataSet, Split
+from flipgrad.data.sets import DataSet, Split, from_bytes
 from flipgrad.errors import InputError
 
 ENDINGS = {".png", ".jpg", ".jpeg"}
 GREY = {"1", "L"}
 COLOUR = {"RGB", "P"}
-# Of a pixel: as a number in floating point for each colour, of those that are read from grey images just one.
-BYTES = 4
+# Of a grey pixel as a number in floating point; a coloured one has three such.
+BYTES_PER_PIXEL = 4
 
 Pixels = NDArray[np.uint8]
 
@@ -31,7 +31,7 @@ def image_folder(path: Path, size: int | None = None, test_share: float = 0.1, s
 
     Args:
         path: the folder of sub-folders.
-        size: resize all images to so many pixels, squared, with antialiasing; by default they must have one size.
+        size: the side in pixels that all images are resized to, with antialiasing; by default they must have one size.
         test_share: of the images, at random and within one image the same of every class, become the test part.
         seed: of that choice.
 
@@ -65,7 +65,7 @@ def image_folder(path: Path, size: int | None = None, test_share: float = 0.1, s
             labels.append(label)
     channels = max(pixels.shape[2] for pixels in images)
     stacked = np.stack([np.broadcast_to(pixels, (*pixels.shape[:2], channels)) for pixels in images])
-    x = torch.from_numpy(stacked).permute(0, 3, 1, 2).float().contiguous().div_(127.5).sub_(1)
+    x = from_bytes(torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous())
     train, test = Split(x, torch.tensor(labels)).divide(test_share, seed=seed)
     return DataSet(path.resolve().name, train, test, classes=len(classes), background=0.0)
 
@@ -73,7 +73,7 @@ def image_folder(path: Path, size: int | None = None, test_share: float = 0.1, s
 def _check_memory(count: int, shape: tuple[int, ...]) -> None:
     height, width = shape
     what = f"{count:,} images of {height}x{width} pixels"
-    memory.check_fits(count * height * width * BYTES, what, "resize them to fewer pixels, e.g. --image-size 32")
+    memory.check_fits(count * height * width * BYTES_PER_PIXEL, what, "resize them to fewer pixels, e.g. --image-size 32")
 
 
 def _entries(folder: Path) -> list[Path]:

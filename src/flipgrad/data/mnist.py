@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flipgrad.data.sets import DataSet, Split
+from flipgrad.data.sets import DataSet, Split, advising, from_bytes
 from flipgrad.errors import InputError
 
 PIXELS = 28
@@ -21,6 +21,7 @@ MOST_IMAGES = 60_000
 FIX = "download MNIST's four files again and give their folder"
 
 
+@advising(FIX)
 def mnist(folder: Path) -> DataSet:
     """60,000 training and 10,000 test images [1, 28, 28] with values in [-1, 1].
 
@@ -42,17 +43,17 @@ def _split(folder: Path, part: str) -> Split:
     file = _find(folder, f"{part}-labels-idx1-ubyte")
     labels = _read_idx(file, ())
     if len(labels) != len(images):
-        raise InputError(f"'{file}' has {len(labels)} labels for {len(images)} images; {FIX}")
+        raise InputError(f"'{file}' has {len(labels)} labels for {len(images)} images")
     if labels.max() >= CLASSES:
-        raise InputError(f"'{file}' has a label {int(labels.max())}, expected 0 to {CLASSES - 1}; {FIX}")
-    return Split(images[:, None].float().div_(127.5).sub_(1), labels.long())
+        raise InputError(f"'{file}' has a label {int(labels.max())}, expected 0 to {CLASSES - 1}")
+    return Split(from_bytes(images[:, None]), labels.long())
 
 
 def _find(folder: Path, name: str) -> Path:
     for file in (folder / name, folder / f"{name}.gz"):
         if file.is_file():
             return file
-    raise InputError(f"'{folder / name}' is missing, and so is '{name}.gz'; {FIX}")
+    raise InputError(f"'{folder / name}' is missing, and so is '{name}.gz'")
 
 
 def _read_idx(file: Path, shape: tuple[int, ...]) -> Tensor:
@@ -61,21 +62,19 @@ def _read_idx(file: Path, shape: tuple[int, ...]) -> Tensor:
     item_size = int(np.prod(shape))
     content = _read(file, header_size + item_size * MOST_IMAGES + 1)
     if len(content) < header_size:
-        raise InputError(f"'{file}' is truncated: {len(content)} bytes, expected a header of {header_size}; {FIX}")
+        raise InputError(f"'{file}' is truncated: {len(content)} bytes, expected a header of {header_size}")
     magic, count, *dimensions = struct.unpack_from(f">{2 + len(shape)}I", content)
     expected = 0x0800 + 1 + len(shape)
     if magic != expected:
-        raise InputError(
-            f"'{file}' begins with the magic number {magic}, expected {expected}: it is another kind of file; {FIX}"
-        )
+        raise InputError(f"'{file}' begins with the magic number {magic}, expected {expected}: it is another kind of file")
     if tuple(dimensions) != shape:
-        raise InputError(f"'{file}' has images of {'x'.join(map(str, dimensions))} pixels, expected {PIXELS}x{PIXELS}; {FIX}")
+        raise InputError(f"'{file}' has images of {'x'.join(map(str, dimensions))} pixels, expected {PIXELS}x{PIXELS}")
     if not 0 < count <= MOST_IMAGES:
-        raise InputError(f"'{file}' announces {count} examples, expected 1 to {MOST_IMAGES}; {FIX}")
+        raise InputError(f"'{file}' announces {count} examples, expected 1 to {MOST_IMAGES}")
     size = header_size + count * item_size
     if len(content) != size:
         fault = f"is truncated: {len(content)} bytes" if len(content) < size else f"goes on after {size} bytes"
-        raise InputError(f"'{file}' {fault}, expected {size} for the {count} examples of its header; {FIX}")
+        raise InputError(f"'{file}' {fault}, expected {size} for the {count} examples of its header")
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=header_size).copy()).reshape(count, *shape)
 
 
@@ -85,6 +84,6 @@ def _read(file: Path, most: int) -> bytes:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             return stream.read(most)
     except EOFError:
-        raise InputError(f"'{file}' is truncated: its gzip stream ends early; {FIX}") from None
+        raise InputError(f"'{file}' is truncated: its gzip stream ends early") from None
     except (OSError, zlib.error) as error:
-        raise InputError(f"'{file}' cannot be read: {error}; {FIX}") from None
+        raise InputError(f"'{file}' cannot be read: {error}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,6 +12,20 @@ from torch import Generator, Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.files import tensors_checksum
+
+
+@contextmanager
+def advising(fix: str) -> Iterator[None]:
+    """Errors in the files of a data set end with what to do; also a decorator of the function that reads them."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{error}; {fix}") from None
+
+
+def from_bytes(pixels: Tensor) -> Tensor:
+    """Pixels of 0 to 255 as numbers in [-1, 1]."""
+    return pixels.float().div_(127.5).sub_(1)
 
 
 @dataclass(frozen=True)

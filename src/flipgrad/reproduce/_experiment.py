@@ -20,7 +20,7 @@ from flipgrad.objectives import CrossEntropy
 from flipgrad.reproduce._cells import AGAIN, Cell, Runner
 from flipgrad.reproduce._local import LocalRunner
 from flipgrad.training.models import fully_connected
-from flipgrad.training.reference import reference_training
+from flipgrad.training.reference_training import reference_training
 
 # The kind of the file of a network; changes with the meaning of what is stored.
 NETWORK_FORMAT = "network 1"

@@ -21,7 +21,7 @@ from flipgrad.reproduce._cells import Cell, Place
 from flipgrad.reproduce._experiment import Claim, Experiment, Workshop
 from flipgrad.reproduce.accuracy import WIDTHS
 from flipgrad.training.models import fully_connected
-from flipgrad.training.reference import reference_training
+from flipgrad.training.reference_training import reference_training
 
 METHODS = ("reinforce", "arm", "psa:sampled", "st")
 # Epochs and networks by scale; the paper trains one network for 2,000 epochs.

@@ -1,113 +1,150 @@
-"""The configuration of a training run."""
+"""The configuration of a training run: every option is stated here, and here alone."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, asdict, dataclass, field, fields
 from reprlib import repr as brief
+from typing import Any
 
 import torch
 
-from flipgrad.data import AUGMENTATIONS
+from flipgrad.data import AUGMENTATIONS, SOURCES
 from flipgrad.errors import InputError
+from flipgrad.estimators import ESTIMATORS
 from flipgrad.estimators.names import for_training
-from flipgrad.noise import noise_by_name
-from flipgrad.training.models import NORMS
+from flipgrad.noise import NOISES, noise_by_name
+from flipgrad.training.models import MODELS, NORMS
 
-DATA = ("digits", "toy", "mnist", "cifar10", "images")
-SCHEDULES = ("constant", "cosine", "step")
-OPTIMIZERS = ("sgd", "adam")
-OBJECTIVES = ("expected", "bound")
-DRAWS = ("independent", "antithetic")
-PRECISIONS = ("float32", "bfloat16")
 # What is wanted is found by the run itself: the data set's own choice, or a search.
 AUTO = "auto"
+# What 64 bits hold, and torch takes as a seed.
+LARGEST_INT = 2**63 - 1
+# As much as a path may have.
+LONGEST_TEXT = 4096
+# More than any processor has; torch crashes where the system refuses them.
+MOST_THREADS = 1024
+# They could make a terminal show something else than what a file says.
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# What a field's type allows; whole numbers are numbers, too.
+TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,), "None": (type(None),)}
+
+# The panels of options in the command's help.
+PROBLEM, METHOD, MACHINE, STORED = "Problem", "Method", "Machine", "What is stored"
+NEED_FOLDER = [name for name, source in SOURCES.items() if source.needs_folder]
+BUILT_IN = [name for name, source in SOURCES.items() if not source.needs_folder]
+
+
+def _option(
+    default: Any,
+    panel: str,
+    text: str,
+    *,
+    choices: Sequence[str] = (),
+    least: int | None = None,
+    most: int = LARGEST_INT,
+) -> Any:
+    """A field of the configuration.
+
+    Args:
+        default: its value where none is given.
+        panel: where the help of ``flipgrad train`` shows it.
+        text: what it is, for that help.
+        choices: the values that it may have; by default any of its type.
+        least: of a number.
+        most: of a whole number.
+    """
+    return field(default=default, metadata={"panel": panel, "text": text, "choices": choices, "least": least, "most": most})
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """What determines a run: the same configuration gives the same weights on the same machine.
 
-    Attributes:
-        data: "digits", "toy", "mnist", "cifar10", or "images" for a folder of images by class.
-        data_folder: where the files of "mnist", "cifar10" or "images" are.
-        image_size: resize "images" to so many pixels, squared; None if they have one size.
-        model: "auto" for the data set's own network; a name from ``training.MODELS``; widths of binary layers such as
-            "200-200"; or "package.module:function", called with the data set.
-        width: the factor on the channels or units of our networks.
-        norm: before every sign of our networks: "none", "batch" (BatchNorm) or "affine" (a learned scale and shift).
-        noise: of all units of our networks: "logistic", "normal", "laplace" or "uniform", with a scale if wanted,
-            "logistic:0.5".
-        estimator: a name from ``flipgrad.estimators.ESTIMATORS``, with a number where it takes one ("concrete:0.1") or with a
-            baseline ("reinforce+running").
-        epochs: passes over the training images.
-        batch_size: images per update, of all processes together.
-        lr: the learning rate, or "auto" to search for it.
-        search_trials: how many rates the search tries.
-        search_epochs: the length of each trial.
-        search_images: training images of each trial; None for all.
-        schedule: of the rate: "constant", "cosine" from ``lr`` down to 0 at the end, or "step", which divides it by 10 after
-            half and after three quarters of the updates.
-        optimizer: "sgd" with Nesterov momentum, or "adam".
-        momentum: of SGD.
-        weight_decay: the factor of the weights that is added to their gradient.
-        augment: a name from ``flipgrad.data.AUGMENTATIONS``, or "auto" for the data set's usual one.
-        validation: the share of the training images that is held out, drawn by the seed. Metrics of an epoch are measured on
-            it, so that the test images are looked at only at the end. With 0 they are measured on the test images.
-        samples: draws of all noises per update; the gradient is the mean of their estimates.
-        draws: "independent", or "antithetic" for pairs of draws with Z and -Z, which have less variance.
-        eval_samples: draws of all noises for the reported accuracies and losses.
-        eval_train: after every epoch, measure these also on so many training images, augmented as in training; 0 for none.
-        objective: "expected", the expected loss, or "bound", the multi-sample bound of ``samples`` draws.
-        seed: of initialisation, order, augmentation and noise.
-        device: "cpu", "cuda", "cuda:1", "mps".
-        threads: CPU threads of a process; one for small networks gives the same numbers everywhere.
-        precision: "float32", or "bfloat16" for mixed precision.
+    Every field is an option of ``flipgrad train``, which shows these texts.
     """
 
-    data: str = "digits"
-    data_folder: str | None = None
-    image_size: int | None = None
-    model: str = AUTO
-    width: float = 1.0
-    norm: str = "none"
-    noise: str = "logistic"
-    estimator: str = "psa"
-    epochs: int = 45
-    batch_size: int = 64
-    lr: float | str = 0.15
-    search_trials: int = 10
-    search_epochs: int = 5
-    search_images: int | None = None
-    schedule: str = "constant"
-    optimizer: str = "sgd"
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    augment: str = AUTO
-    validation: float = 0.1
-    samples: int = 1
-    draws: str = "independent"
-    eval_samples: int = 10
-    eval_train: int = 0
-    objective: str = "expected"
-    seed: int = 0
-    device: str = "cpu"
-    threads: int = 1
-    precision: str = "float32"
+    data: str = _option("digits", PROBLEM, f"Data set: {', '.join(SOURCES)} (a folder by class).", choices=tuple(SOURCES))
+    data_folder: str | None = _option(
+        None, PROBLEM, f"Where the files of {', '.join(NEED_FOLDER[:-1])} or {NEED_FOLDER[-1]} are."
+    )
+    image_size: int | None = _option(None, PROBLEM, "Resize a folder's images to squares of this many pixels a side.", least=1)
+    model: str = _option(
+        AUTO,
+        PROBLEM,
+        f"auto (the data set's own), {', '.join(MODELS)}, widths such as 200-200, or package.module:function, called with the "
+        "data set.",
+    )
+    width: float = _option(1.0, PROBLEM, "Factor on the channels or units of our networks.")
+    norm: str = _option(
+        "none", PROBLEM, "Before every sign: none, batch (BatchNorm), affine (a learned scale and shift).", choices=NORMS
+    )
+    noise: str = _option("logistic", PROBLEM, f"Of all units: {', '.join(NOISES)}; with a scale, logistic:0.5.")
+    validation: float = _option(
+        0.1,
+        PROBLEM,
+        "Share of the training images held out for the metrics of every epoch; with 0 these are on the test images.",
+    )
+    augment: str = _option(
+        AUTO,
+        PROBLEM,
+        f"Augmentation: {', '.join((AUTO, *AUGMENTATIONS))} (the data set's usual).",
+        choices=(AUTO, *AUGMENTATIONS),
+    )
+    estimator: str = _option(
+        "psa",
+        METHOD,
+        f"Gradient estimator: {', '.join(ESTIMATORS)}; psa:sampled (the paper's), arms:8, reinforce+running too.",
+    )
+    objective: str = _option(
+        "expected",
+        METHOD,
+        "What to minimise: the expected loss, or the multi-sample bound.",
+        choices=("expected", "bound"),
+    )
+    samples: int = _option(1, METHOD, "Draws of all noises per update.", least=1)
+    draws: str = _option(
+        "independent",
+        METHOD,
+        "independent, or antithetic: pairs with opposite noise, less variance.",
+        choices=("independent", "antithetic"),
+    )
+    epochs: int = _option(45, METHOD, "Passes over the training images.", least=1)
+    batch_size: int = _option(64, METHOD, "Images per update, of all processes together.", least=1)
+    lr: float | str = _option(0.15, METHOD, "Learning rate, or auto to search for it.")
+    search_trials: int = _option(10, METHOD, "Rates that --lr auto tries.", least=2)
+    search_epochs: int = _option(5, METHOD, "Epochs of each.", least=1)
+    search_images: int | None = _option(None, METHOD, "Training images of each (default: all).", least=2)
+    schedule: str = _option(
+        "constant",
+        METHOD,
+        "Learning rate: constant, cosine (down to 0), step (a tenth after 1/2 and 3/4).",
+        choices=("constant", "cosine", "step"),
+    )
+    optimizer: str = _option("sgd", METHOD, "sgd (with Nesterov momentum) or adam.", choices=("sgd", "adam"))
+    momentum: float = _option(0.9, METHOD, "Of SGD.")
+    weight_decay: float = _option(0.0, METHOD, "Factor of the weights in their gradient.")
+    seed: int = _option(0, METHOD, "Same seed, same run.", least=0)
+    device: str = _option("cpu", MACHINE, "Torch device: cpu, cuda, ...")
+    # One thread for small networks gives the same numbers everywhere; the command takes all cores for the others.
+    threads: int = _option(
+        1,
+        MACHINE,
+        f"CPU threads (default: 1 for {' and '.join(BUILT_IN)}, else all cores).",
+        least=1,
+        most=MOST_THREADS,
+    )
+    precision: str = _option("float32", MACHINE, "float32, or bfloat16 for mixed precision.", choices=("float32", "bfloat16"))
+    eval_samples: int = _option(10, STORED, "Draws per image for the reported numbers.", least=1)
+    eval_train: int = _option(0, STORED, "Report the numbers on this many training images, too.", least=0)
 
     def __post_init__(self) -> None:
-        self._check_types()
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise InputError(f"unknown {name} {brief(getattr(self, name))}; choose from {', '.join(choices)}")
+        for each in fields(self):
+            _check_field(each, getattr(self, each.name))
         for_training(self.estimator, points=1)
         noise_by_name(self.noise)
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{name} is {value}; it must be at least {least}")
         if self.lr != AUTO and not (isinstance(self.lr, float | int) and math.isfinite(self.lr) and self.lr > 0):
             raise InputError(f"the learning rate is {self.lr}; it must be positive and finite, e.g. 0.1, or auto")
         if not (math.isfinite(self.width) and self.width > 0):
@@ -160,54 +197,21 @@ class TrainConfig:
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
 
-    def _check_types(self) -> None:
-        """Values from a file may be anything."""
-        for field in fields(self):
-            kinds = [KINDS[part] for part in str(field.type).split(" | ")]
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, tuple(kind for pair in kinds for kind in pair)):
-                raise InputError(f"{field.name} is {brief(value)}, expected {field.type}")
-            most = MOST.get(field.name, LARGEST_INT)
-            if isinstance(value, int) and abs(value) > most:
-                raise InputError(f"{field.name} is {brief(value)}; it must be at most {most}")
-            if isinstance(value, str) and (len(value) > LONGEST_TEXT or CONTROL.search(value)):
-                raise InputError(
-                    f"{field.name} is {brief(value)}; it must have at most {LONGEST_TEXT} characters, and no control characters"
-                )
 
-
-# What 64 bits hold, and torch takes as a seed.
-LARGEST_INT = 2**63 - 1
-# As much as a path may have.
-LONGEST_TEXT = 4096
-# They could make a terminal show something else than what a file says.
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,), "None": (type(None),)}
-CHOICES: dict[str, tuple[str, ...]] = {
-    "data": DATA,
-    "norm": NORMS,
-    "schedule": SCHEDULES,
-    "optimizer": OPTIMIZERS,
-    "augment": (AUTO, *AUGMENTATIONS),
-    "objective": OBJECTIVES,
-    "draws": DRAWS,
-    "precision": PRECISIONS,
-}
-LEAST = {
-    "epochs": 1,
-    "batch_size": 1,
-    "samples": 1,
-    "eval_samples": 1,
-    "eval_train": 0,
-    "seed": 0,
-    "threads": 1,
-    "image_size": 1,
-    "search_trials": 2,
-    "search_epochs": 1,
-    "search_images": 2,
-}
-# More threads than any processor has; torch crashes where the system refuses them.
-MOST = {"threads": 1024}
+def _check_field(option: Field[Any], value: object) -> None:
+    """Refuse a value that is not of the field's type, or not among those that it may have: one from a file may be anything."""
+    name, allowed = option.name, option.metadata
+    types = tuple(kind for part in str(option.type).split(" | ") for kind in TYPES[part])
+    if isinstance(value, bool) or not isinstance(value, types):
+        raise InputError(f"{name} is {brief(value)}, expected {option.type}")
+    if isinstance(value, int) and abs(value) > allowed["most"]:
+        raise InputError(f"{name} is {brief(value)}; it must be at most {allowed['most']}")
+    if isinstance(value, int) and allowed["least"] is not None and value < allowed["least"]:
+        raise InputError(f"{name} is {value}; it must be at least {allowed['least']}")
+    if isinstance(value, str) and (len(value) > LONGEST_TEXT or CONTROL_CHARACTERS.search(value)):
+        raise InputError(f"{name} is {brief(value)}; it must have at most {LONGEST_TEXT} characters, and no control characters")
+    if allowed["choices"] and value not in allowed["choices"]:
+        raise InputError(f"unknown {name} {brief(value)}; choose from {', '.join(allowed['choices'])}")
 
 
 def check_device(device: str) -> None:

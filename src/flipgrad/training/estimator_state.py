@@ -11,7 +11,7 @@ from flipgrad.estimators._control import TunedEstimator
 from flipgrad.training.processes import Processes
 
 # Modules whose buffers are known to be shareable, or never change.
-KNOWN = (TunedEstimator, RunningBaseline, ConstantBaseline, LearnedBaseline)
+SHAREABLE = (TunedEstimator, RunningBaseline, ConstantBaseline, LearnedBaseline)
 
 
 class EstimatorState:
@@ -28,8 +28,8 @@ class EstimatorState:
     def __init__(self, estimator: Estimator, processes: Processes) -> None:
         self.module = estimator if isinstance(estimator, nn.Module) else nn.Module()
         self._processes = processes
-        strangers = [m for m in self.module.modules() if _own_buffers(m) and not isinstance(m, KNOWN)]
-        strangers += [m for m in self.module.modules() if isinstance(m, Baseline) and not isinstance(m, KNOWN)]
+        strangers = [m for m in self.module.modules() if _own_buffers(m) and not isinstance(m, SHAREABLE)]
+        strangers += [m for m in self.module.modules() if isinstance(m, Baseline) and not isinstance(m, SHAREABLE)]
         if processes.size > 1 and strangers:
             raise InputError(
                 f"{type(estimator).__name__} keeps a state in {type(strangers[0]).__name__} that many processes cannot share; "

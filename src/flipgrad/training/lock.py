@@ -18,7 +18,8 @@ class FolderLock:
     """Holds a folder until it is released or the process ends, however that happens.
 
     The system frees the lock of a dead process, so a file that was left behind locks nothing. Where the system has no such
-    locks (Windows) nothing is locked.
+    locks (Windows) nothing is locked. Written by hand, as the package filelock neither names the holder nor takes its file
+    away.
 
     Raises:
         InputError: if another process, which is named, holds the folder.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 
@@ -21,10 +21,11 @@ from flipgrad.training.processes import Processes
 from flipgrad.training.run import RunFolder
 from flipgrad.training.trainer import Trainer
 
+T = TypeVar("T")
 # Told after every update: how many were done of how many, and the last epoch's record (empty during the first one).
 Report = Callable[[int, int, Mapping[str, Any]], None]
 
-# Many processes ask one another so often, in updates, whether to stop or to save: each time costs a message.
+# Updates after which many processes ask one another whether to stop or to save: each time costs a message.
 AGREE_EVERY = 10
 
 
@@ -88,11 +89,9 @@ def train(
         return keeper.finish(record)
 
 
-@contextmanager
-def isolated(device: torch.device) -> Iterator[None]:
+def isolated(device: torch.device) -> AbstractContextManager[None]:
     """A :class:`Trainer` seeds torch's global generators: outside they stay as they were."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 @final
@@ -104,30 +103,28 @@ class _Keeper:
         self._saved_at = time.monotonic()
 
     def begin(self) -> None:
-        config, count = self._trainer.config, self._processes.size
-        self._write(lambda folder: folder.write_config(config, processes=count))
+        self._write(self._store_config)
         self._save()
 
     def go_on(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
         """Go back to the checkpoint; the record of the last whole epoch."""
         self._trainer.restore(checkpoint, f"'{self._folder.path / RunFolder.CHECKPOINT}'" if self._folder else "the checkpoint")
-        records: list[Mapping[str, Any]] = []
-        config, count = self._trainer.config, self._processes.size
+        return self._write(self._take_back) or {}
 
-        def tidy(folder: RunFolder) -> None:
-            records.extend(folder.keep_metrics(self._trainer.epoch))
-            if records and not is_record(records[-1]):
-                raise InputError(
-                    f"'{folder.path / folder.METRICS}' does not hold the metrics of epochs; put it back, or elsewhere"
-                )
-            files.remove(folder.path / folder.SUMMARY)
-            folder.write_config(config, processes=count)
-            if self._trainer.epoch and not self._trainer.updates_done:
-                # They are those of the checkpoint, and may be damaged or missing.
-                folder.save_weights(self._trainer.net, self._trainer.data)
-
-        self._write(tidy)
+    def _take_back(self, folder: RunFolder) -> Mapping[str, Any]:
+        """Remove what was stored after the checkpoint, store what may be missing; the record of the last whole epoch."""
+        records = folder.keep_metrics(self._trainer.epoch)
+        if records and not is_record(records[-1]):
+            raise InputError(f"'{folder.path / folder.METRICS}' does not hold the metrics of epochs; put it back, or elsewhere")
+        files.remove(folder.path / folder.SUMMARY)
+        self._store_config(folder)
+        if self._trainer.epoch and not self._trainer.updates_done:
+            # They are those of the checkpoint, and may be damaged or missing.
+            folder.save_weights(self._trainer.net, self._trainer.data)
         return records[-1] if records else {}
+
+    def _store_config(self, folder: RunFolder) -> None:
+        folder.write_config(self._trainer.config, processes=self._processes.size)
 
     def look(self, stop: Callable[[], bool]) -> None:
         """Between two updates: stop if told to, save if it is time."""
@@ -163,13 +160,15 @@ class _Keeper:
         self._write(lambda folder: folder.save_checkpoint(state))
         self._saved_at = time.monotonic()
 
-    def _write(self, action: Callable[[RunFolder], None]) -> None:
+    def _write(self, action: Callable[[RunFolder], T]) -> T | None:
         """The first process writes; if it cannot, all of them stop instead of waiting for it."""
+        result = None
         failure: StorageError | InputError | None = None
         if self._folder is not None:
             try:
-                action(self._folder)
+                result = action(self._folder)
             except (StorageError, InputError) as error:
                 failure = error
         if self._processes.any(failure is not None):
             raise failure or StorageError("the first process could not write its files")
+        return result

@@ -34,6 +34,10 @@ CIFAR_STRIDES = (1, 1, 2, 1, 1, 2, 1, 1)
 MOST_UNITS = 2**24
 
 
+# A convolution: channels of its output, kernel, stride, padding.
+_Conv = tuple[int, int, int, int]
+
+
 def digits_net(classes: int = 10, *, width: float = 1.0, noise: Noise | None = None, norm: NormName = "none") -> Sequential:
     """A small convolutional net for 8x8 images: a real-valued convolution, two binary ones, a linear head.
 
@@ -43,40 +47,18 @@ def digits_net(classes: int = 10, *, width: float = 1.0, noise: Noise | None = N
         noise: of all units; logistic by default.
         norm: before every sign: "none", "batch" (``BatchNorm``) or "affine" (:class:`flipgrad.ScaleShift`).
     """
-    first, second, third = _widened("digits_net", width, (32, 64, 64))
-    layer = _Layers(noise, norm)
-    return Sequential(
-        nn.Conv2d(1, first, 3, padding=1),
-        nn.ReLU(),
-        layer.conv(first, second, 3, stride=2, padding=1),
-        layer.conv(second, third, 3),
-        nn.Flatten(),
-        head=nn.Linear(third * 2 * 2, classes),
-    )
+    convs = [(32, 3, 1, 1), (64, 3, 2, 1), (64, 3, 1, 0)]
+    return _convolutional("digits_net", 1, convs, _Layers(noise, norm), width=width, classes=classes, real=1)
 
 
 def mnist_net(classes: int = 10, *, width: float = 1.0, noise: Noise | None = None, norm: NormName = "none") -> Sequential:
     """A convolutional net for 28x28 images: a real-valued convolution, three binary ones, a linear head on 512 units.
 
     Small enough for a processor: strides in place of pooling keep the binary layers at 7x7, 5x5 and 2x2 positions.
-
-    Args:
-        classes: outputs of the head.
-        width: the factor on the numbers of channels.
-        noise: of all units; logistic by default.
-        norm: before every sign, as for :func:`digits_net`.
+    Arguments are those of :func:`digits_net`.
     """
-    first, second, third, fourth = _widened("mnist_net", width, (32, 64, 128, 128))
-    layer = _Layers(noise, norm)
-    return Sequential(
-        nn.Conv2d(1, first, 5, stride=2, padding=2),
-        nn.ReLU(),
-        layer.conv(first, second, 3, stride=2, padding=1),
-        layer.conv(second, third, 3),
-        layer.conv(third, fourth, 3, stride=2),
-        nn.Flatten(),
-        head=nn.Linear(fourth * 2 * 2, classes),
-    )
+    convs = [(32, 5, 2, 2), (64, 3, 2, 1), (128, 3, 1, 0), (128, 3, 2, 0)]
+    return _convolutional("mnist_net", 1, convs, _Layers(noise, norm), width=width, classes=classes, real=1)
 
 
 def cifar_net(width: float = 1.0, classes: int = 10, *, noise: Noise | None = None, norm: NormName = "none") -> Sequential:
@@ -84,20 +66,10 @@ def cifar_net(width: float = 1.0, classes: int = 10, *, noise: Noise | None = No
 
     Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochastic Binary Networks. NeurIPS 2020,
     appendix C.2, after Springenberg et al. 2014: strides instead of pooling, no padding, 192 x 2 x 2 units before the head.
-
-    Args:
-        width: the factor on the numbers of channels.
-        classes: outputs of the head.
-        noise: of all units; logistic by default.
-        norm: before every sign, as for :func:`digits_net`; the paper has none.
+    Arguments are those of :func:`digits_net`; the paper has no norm.
     """
-    channels = [3, *_widened("cifar_net", width, CIFAR_CHANNELS)]
-    layer = _Layers(noise, norm)
-    layers = [
-        layer.conv(n, m, kernel, stride)
-        for (n, m), kernel, stride in zip(pairwise(channels), CIFAR_KERNELS, CIFAR_STRIDES, strict=True)
-    ]
-    return Sequential(*layers, nn.Flatten(), head=nn.Linear(channels[-1] * 2 * 2, classes))
+    convs = [(*conv, 0) for conv in zip(CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES, strict=True)]
+    return _convolutional("cifar_net", 3, convs, _Layers(noise, norm), width=width, classes=classes)
 
 
 def fully_connected(
@@ -191,7 +163,7 @@ class _Layers:
         if self.norm not in NORMS:
             raise InputError(f"unknown norm {self.norm!r}; choose from {', '.join(NORMS)}")
 
-    def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0) -> BinaryConv2d:
+    def conv(self, inputs: int, outputs: int, kernel: int, stride: int, padding: int) -> BinaryConv2d:
         return BinaryConv2d(inputs, outputs, kernel, stride, padding, **self._options(nn.BatchNorm2d, outputs))
 
     def linear(self, inputs: int, outputs: int) -> BinaryLinear:
@@ -200,6 +172,20 @@ class _Layers:
     def _options(self, batch_norm: type[nn.BatchNorm1d | nn.BatchNorm2d], channels: int) -> dict[str, Any]:
         norm: Norm | None = {"batch": batch_norm, "affine": ScaleShift, "none": lambda channels: None}[self.norm](channels)
         return {"bias": norm is None, "noise": self.noise, "norm": norm}
+
+
+def _convolutional(
+    name: str, inputs: int, convs: Sequence[_Conv], layer: _Layers, *, width: float, classes: int, real: int = 0
+) -> Sequential:
+    """Convolutions, the first ``real`` ones with ReLU and the others binary, and a linear head on their 2 x 2 positions."""
+    channels = [inputs, *_widened(name, width, [conv[0] for conv in convs])]
+    modules: list[nn.Module] = []
+    for number, ((n, m), (_, kernel, stride, padding)) in enumerate(zip(pairwise(channels), convs, strict=True)):
+        if number < real:
+            modules += [nn.Conv2d(n, m, kernel, stride, padding), nn.ReLU()]
+        else:
+            modules += [layer.conv(n, m, kernel, stride, padding)]
+    return Sequential(*modules, nn.Flatten(), head=nn.Linear(channels[-1] * 2 * 2, classes))
 
 
 def _connected(inputs: int, widths: Sequence[int], layer: _Layers) -> list[BinaryLinear]:

@@ -34,10 +34,10 @@ def make_optimizer(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> O
     )
 
 
-def rate(config: TrainConfig, share: float) -> float:
+def scheduled_rate(config: TrainConfig, share: float) -> float:
     """The learning rate when a ``share`` of all updates is done.
 
-    >>> [rate(TrainConfig(lr=1.0, schedule="step"), share) for share in (0, 0.5, 0.75)]
+    >>> [scheduled_rate(TrainConfig(lr=1.0, schedule="step"), share) for share in (0, 0.5, 0.75)]
     [1.0, 0.1, 0.01]
     """
     if config.schedule == "cosine":

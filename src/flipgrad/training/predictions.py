@@ -12,12 +12,12 @@ from flipgrad.data import Split
 from flipgrad.errors import InputError
 from flipgrad.network import Sequential, probabilities
 
-# Bars of the histogram of disagreement, at most: with fewer samples there is one for every possible share.
-BINS = 20
+# Bars of the histogram of disagreement: with fewer samples there is one for every possible share.
+MOST_BINS = 20
 # Pixels: an example is to be recognised, not to be trained on.
 LARGEST_SIDE = 64
-# An input with so few features is stored as a point.
-POINT = 4
+# An input of at most this many features is stored as a point.
+MOST_POINT_FEATURES = 4
 
 
 @torch.no_grad()
@@ -49,18 +49,38 @@ def describe(
         InputError: if there is nothing to predict, or the outputs are no class scores.
     """
     _check(split, samples, examples)
-    chooser = torch.Generator().manual_seed(seed)
-    noise = torch.Generator(split.y.device).manual_seed(seed)
     count = min(examples, len(split))
-    uncertain = count // 3
-    drawn = torch.randperm(len(split), generator=chooser)[: count - uncertain]
+    chooser = torch.Generator().manual_seed(seed)
+    drawn = torch.randperm(len(split), generator=chooser)[: count - count // 3]
+    noise = torch.Generator(split.y.device).manual_seed(seed)
+    was_training = net.training
+    net.eval()
+    kept, uncertain, disagreeing, correct = _survey(net, split, samples, noise, drawn, count // 3, batch_size)
+    net.train(was_training)
+    return {
+        "samples": samples,
+        "examples": [
+            *(_example(split, index, kept[index], "random") for index in drawn.tolist()),
+            *(_example(split, index, kept[index], "uncertain") for index in uncertain),
+        ],
+        "disagreement": _histogram(disagreeing, correct, samples),
+    }
+
+
+def _survey(
+    net: Sequential, split: Split, samples: int, noise: Generator, drawn: Tensor, uncertain: int, batch_size: int
+) -> tuple[dict[int, Tensor], list[int], Tensor, Tensor]:
+    """Predict all examples.
+
+    Returns:
+        The members [samples, K] of the ``drawn`` examples and of the ``uncertain`` ones by their indices; the indices of the
+        latter; and for every example how many members disagree with the ensemble, and whether that is right.
+    """
     # Negative entropies never are among the largest.
     entropies = torch.full((len(split),), -1.0, dtype=torch.float64)
     disagreeing = torch.zeros(len(split), dtype=torch.long)
     correct = torch.zeros(len(split), dtype=torch.bool)
     kept: dict[int, Tensor] = {}
-    was_training = net.training
-    net.eval()
     for start in range(0, len(split), batch_size):
         part = slice(start, start + batch_size)
         members = _members(net, split.x[part], samples, noise)
@@ -71,19 +91,11 @@ def describe(
         disagreeing[part] = (members.argmax(-1) != predicted).sum(0)
         correct[part] = predicted == split.y[part].cpu()
         # Only those that may still be described, so that memory does not grow with the split.
-        least = entropies.topk(uncertain).indices.tolist()
-        candidates = {*drawn.tolist(), *least}
+        least_certain = entropies.topk(uncertain).indices.tolist()
+        candidates = {*drawn.tolist(), *least_certain}
         kept |= {start + row: members[:, row] for row in range(members.shape[1]) if start + row in candidates}
         kept = {index: kept[index] for index in kept.keys() & candidates}
-    net.train(was_training)
-    return {
-        "samples": samples,
-        "examples": [
-            *(_example(split, index, kept[index], "random") for index in drawn.tolist()),
-            *(_example(split, index, kept[index], "uncertain") for index in least),
-        ],
-        "disagreement": _histogram(disagreeing, correct, samples),
-    }
+    return kept, least_certain, disagreeing, correct
 
 
 def _check(split: Split, samples: int, examples: int) -> None:
@@ -111,7 +123,7 @@ def _example(split: Split, index: int, members: Tensor, chosen: str) -> dict[str
         "label": int(split.y[index]),
         "chosen": chosen,
         "image": _image(split.x[index]),
-        "point": _rounded(split.x[index], 4) if split.x.dim() == 2 and split.x.shape[1] <= POINT else None,
+        "point": _rounded(split.x[index], 4) if split.x.dim() == 2 and split.x.shape[1] <= MOST_POINT_FEATURES else None,
         "probabilities": _rounded(members.mean(0), 6),
         "members": _rounded(members, 6),
     }
@@ -135,7 +147,7 @@ def _rounded(values: Tensor, decimals: int) -> Any:
 
 
 def _histogram(disagreeing: Tensor, correct: Tensor, samples: int) -> dict[str, Any]:
-    bins = min(samples, BINS)
+    bins = min(samples, MOST_BINS)
     # In whole numbers, so that a share on an edge never rounds to the wrong side of it.
     place = (disagreeing * bins // samples).clamp(max=bins - 1)
     return {

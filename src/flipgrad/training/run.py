@@ -16,8 +16,8 @@ from flipgrad.errors import InputError, StorageError
 from flipgrad.training.checkpoint import Checkpoint
 from flipgrad.training.config import TrainConfig
 from flipgrad.training.lock import FolderLock
-from flipgrad.training.own import is_own
 from flipgrad.training.search import Trial
+from flipgrad.user_code import is_user_function
 
 # The kind of the file of weights; changes with the meaning of what is stored.
 WEIGHTS_FORMAT = "weights 1"
@@ -135,7 +135,7 @@ def read_config(
         path: the folder.
         device: instead of the run's own, which may not be there.
         data_folder: instead of the run's own, for files that were moved.
-        model: the run's own again, where that is a function of a person's: a file alone may not name code that is run.
+        model: the run's own again, where that is a user's function: a file alone may not name code that is run.
         repair: take it from the checkpoint if its own file is missing.
 
     Raises:
@@ -167,7 +167,7 @@ def _check_named(stored: str, given: str | None, file: Path) -> None:
     option = f"--model {shlex.quote(stored)} (in Python: model={stored!r})"
     if given is not None:
         raise InputError(f"the run's model is {stored!r} and not {given!r}; a run keeps its own: give {option}")
-    if is_own(stored):
+    if is_user_function(stored):
         raise InputError(
             f"'{file}' names your own function {stored!r} as the network; flipgrad runs no code that only a file names: if you "
             f"trust it, add {option}"
@@ -176,7 +176,7 @@ def _check_named(stored: str, given: str | None, file: Path) -> None:
 
 def resume_command(path: Path, config: TrainConfig | None = None) -> str:
     """What to type to go on with a run."""
-    own = f" --model {shlex.quote(config.model)}" if config and is_own(config.model) else ""
+    own = f" --model {shlex.quote(config.model)}" if config and is_user_function(config.model) else ""
     return f"flipgrad train --resume {shlex.quote(str(path))}{own}"
 
 
@@ -231,8 +231,10 @@ def is_whole(path: Path) -> bool:
         records = files.read_json_lines(path / RunFolder.METRICS, missing="", broken="")
     except InputError:
         return False
-    # Of epochs before the file was taken away there are none.
-    return not records or records[-1].get("epoch") == summary.get("epoch")
+    # A line without an end is what a kill leaves, and a finished run has none.
+    ended = (path / RunFolder.METRICS).read_bytes()[-1:] in (b"", b"\n")
+    # Of epochs before the file was taken away there are no lines.
+    return ended and (not records or records[-1].get("epoch") == summary.get("epoch"))
 
 
 def _locked(path: Path) -> FolderLock:

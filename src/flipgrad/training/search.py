@@ -15,9 +15,6 @@ from scipy.optimize import minimize_scalar
 
 from flipgrad.errors import InputError
 
-# Trains from the same initial weights with the rate it is given, and returns the objective that it reached.
-TrialRun = Callable[[float], float]
-
 # The search ends when the best rate is known to this many decades (12 %): ten golden sections of 6 decades resolve no less.
 TOLERANCE = 0.05
 # What scipy is told of a trial that diverged: above every objective, and still finite, as its parabolas need.
@@ -69,13 +66,9 @@ class Search:
     objective: float
     trials: tuple[Trial, ...]
 
-    def as_json(self) -> dict[str, object]:
-        """The result for a JSON file."""
-        return {"rate": self.rate, "objective": self.objective, "trials": [trial.as_json() for trial in self.trials]}
-
 
 def search_rate(
-    trial: TrialRun,
+    trial: Callable[[float], float],
     *,
     lowest: float = 1e-6,
     highest: float = 1.0,
@@ -91,18 +84,17 @@ def search_rate(
 
     A trial that diverges counts as +inf. Brent's method cannot take that: parabolas through it are undefined, and of two
     infinite values it prefers the later one, which may be the higher rate. It is told a number above every objective
-    instead, that grows with the rate. So the search goes down as long as everything diverges; and a parabola through a value
-    that large has its minimum halfway between the two other points.
+    instead, that grows with the rate, so that the search goes down as long as everything diverges.
 
-    An interrupted search goes on where it was: with the trials already ``done`` it asks for the same rates as before and
-    takes their results, so that it ends as if it had not been interrupted.
+    With the trials already ``done`` an interrupted search asks for the same rates as before and takes their results, so that
+    it ends as if it had not been interrupted.
 
     Args:
         trial: trains from the same initial weights, with the same seed, at the rate it is given, and returns the objective
             it reached, e.g. a :class:`RunningMean`; inf or NaN where it diverged.
         lowest: the least rate.
         highest: the greatest rate.
-        trials: at most so many, at least 2.
+        trials: the most to make, at least 2.
         done: the first trials of the same search, in order.
         divergence: what ``trial`` may raise instead of returning inf.
         report: told of every new trial, not of those already done: the place to store it.
@@ -116,39 +108,50 @@ def search_rate(
     >>> round(search_rate(lambda rate: (math.log10(rate) + 2) ** 2).rate, 3)
     0.01
     """
+    _check_search(lowest, highest, trials)
+    bounds = math.log10(lowest), math.log10(highest)
+    made: list[Trial] = []
+
+    def objective(log_rate: float) -> float:
+        rate = 10.0 ** float(log_rate)
+        if len(made) < len(done):
+            made.append(_same(done[len(made)], rate))
+        else:
+            made.append(_run(trial, rate, divergence))
+            report(made[-1])
+        position = (log_rate - bounds[0]) / (bounds[1] - bounds[0])
+        return DIVERGED * (1 + position) if made[-1].diverged else made[-1].objective
+
+    minimize_scalar(objective, method="bounded", bounds=bounds, options={"maxiter": trials, "xatol": TOLERANCE})
+    return _result(made, lowest)
+
+
+def _check_search(lowest: float, highest: float, trials: int) -> None:
     if not 0 < lowest < highest < math.inf:
         raise InputError(
             f"the learning rate is searched from {lowest} to {highest}; give 0 < lowest < highest, e.g. 1e-6 and 1"
         )
     if trials < 2:
         raise InputError(f"trials={trials}: a search of the learning rate needs at least 2 trials, the paper's has 10")
-    bounds = math.log10(lowest), math.log10(highest)
-    made: list[Trial] = []
 
-    def run(rate: float) -> Trial:
-        try:
-            objective = float(trial(rate))
-        except divergence:
-            objective = math.inf
-        result = Trial(rate, objective if abs(objective) < DIVERGED else math.inf)
-        report(result)
-        return result
 
-    def objective(log_rate: float) -> float:
-        rate = 10.0 ** float(log_rate)
-        made.append(_same(done[len(made)], rate) if len(made) < len(done) else run(rate))
-        position = (log_rate - bounds[0]) / (bounds[1] - bounds[0])
-        return DIVERGED * (1 + position) if made[-1].diverged else made[-1].objective
+def _run(trial: Callable[[float], float], rate: float, divergence: type[Exception] | tuple[type[Exception], ...]) -> Trial:
+    try:
+        objective = float(trial(rate))
+    except divergence:
+        objective = math.inf
+    return Trial(rate, objective if abs(objective) < DIVERGED else math.inf)
 
-    minimize_scalar(objective, method="bounded", bounds=bounds, options={"maxiter": trials, "xatol": TOLERANCE})
-    best = min(made, key=lambda each: each.objective)
+
+def _result(trials: Sequence[Trial], lowest: float) -> Search:
+    best = min(trials, key=lambda trial: trial.objective)
     if best.diverged:
-        least = min(each.rate for each in made)
+        least = min(trial.rate for trial in trials)
         raise InputError(
-            f"all {len(made)} trials of the learning rate diverged, down to {least:.2g}; search lower rates than {lowest:g}, "
+            f"all {len(trials)} trials of the learning rate diverged, down to {least:.2g}; search lower rates than {lowest:g}, "
             "check the data for outliers, or choose an estimator with less variance"
         )
-    return Search(best.rate, best.objective, tuple(made))
+    return Search(best.rate, best.objective, tuple(trials))
 
 
 def _same(done: Trial, rate: float) -> Trial:
@@ -168,9 +171,8 @@ class RunningMean:
 
     .. math:: \bar f_n = \sum_{i \le n} q^{n-i} f_i \Big/ \sum_{i \le n} q^{n-i}, \qquad q = 1 - 1/w.
 
-    The weights add up to 1 from the start, so no initial value has a say. The paper takes such an average of the objective to
-    choose the learning rate and does not tell the factor q. Ours is set by the ``window`` w, for which the search uses the
-    number of updates in an epoch: every example then counts about once, and what was before the last few epochs hardly.
+    The weights add up to 1 from the start, so no initial value counts. The paper does not tell its factor q. Ours is set by the
+    ``window`` w, for which the search uses the number of updates in an epoch: every example then counts about once.
 
     Args:
         window: the number of values that the average remembers, at least 1.

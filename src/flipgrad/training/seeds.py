@@ -19,7 +19,7 @@ class Stream(IntEnum):
     AUGMENT = 3
     EVALUATE = 4
     MODULES = 5
-    WATCH = 6
+    EVALUATE_TRAINING = 6
 
 
 def stream_seed(seed: int, stream: Stream, *numbers: int) -> int:

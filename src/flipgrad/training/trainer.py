@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any, final
 
@@ -22,7 +21,7 @@ from flipgrad.training.checkpoint import Checkpoint
 from flipgrad.training.config import TrainConfig
 from flipgrad.training.estimator_state import EstimatorState
 from flipgrad.training.metrics import Evaluation, evaluate
-from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, rate, restore_optimizer, set_rate
+from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate, set_rate
 from flipgrad.training.problem import augmentation
 from flipgrad.training.processes import Processes
 from flipgrad.training.seeds import Stream, generator, stream_seed
@@ -31,14 +30,12 @@ from flipgrad.training.seeds import Stream, generator, stream_seed
 INITIAL_BATCH = 256
 # Reading a number from a GPU makes the processor wait for it, so there divergence is looked for less often.
 CHECK_EVERY_ON_GPU = 50
-# What is minimised, by name: losses [B] of a batch from so many draws.
+# What is minimised, by name: losses [B] of a batch from some draws.
 LOSSES: dict[str, Callable[..., Tensor]] = {"expected": mean_losses, "bound": bound_losses}
 # The name of what is not the network's among the layers.
 ESTIMATOR = "estimator"
-
-
 # The mean loss of an epoch, per example, above which training has gone astray: to guess among K classes costs log K.
-EXPLODED = 1e4
+EXPLODED_LOSS = 1e4
 
 
 class DivergenceError(RuntimeError):
@@ -71,17 +68,15 @@ class Trainer:
         self._device = self._processes.device
         self._train = data.train.to(self._device)
         self._held_out = "test" if data.validation is None else "validation"
-        self._splits = {"test": data.test, **({} if data.validation is None else {"validation": data.validation})}
-        self._background = data.background
         self._augment = AUGMENTATIONS[augmentation(config)]
         self._estimator = for_training(config.estimator, len(self._train))[1]
         self._begin()
-        self._state = EstimatorState(self._estimator, self._processes)
+        self._estimator_state = EstimatorState(self._estimator, self._processes)
         self._layers = {name: list(group.values()) for name, group in parameters_by_layer(net).items()}
-        own = [parameter for parameter in self._state.module.parameters() if parameter.requires_grad]
+        own = [parameter for parameter in self._estimator_state.module.parameters() if parameter.requires_grad]
         if own:
             self._layers[ESTIMATOR] = own
-        self._optimizer = make_optimizer(config, [*net.parameters(), *self._state.module.parameters()])
+        self._optimizer = make_optimizer(config, [*net.parameters(), *self._estimator_state.module.parameters()])
         self._model = self._processes.wrap(net)
         rank = self._processes.rank
         self._noise = generator(config.seed, Stream.NOISE, rank, device=self._device)
@@ -92,8 +87,7 @@ class Trainer:
         # The squared gradient norms of the layers, and the method's own loss, added up over the epoch's updates.
         self._sums = torch.zeros(len(self._layers) + 1, dtype=torch.float64, device=self._device)
         self._loss = self._sums[-1].clone()
-        self._seconds = 0.0
-        self._mark: float | None = None
+        self._began = 0.0
 
     @property
     def updates(self) -> int:
@@ -114,8 +108,8 @@ class Trainer:
         Raises:
             DivergenceError: if a gradient is not finite; the weights are left as they were.
         """
-        if self._mark is None:
-            self._mark = time.perf_counter()
+        if not self.updates_done:
+            self._began = time.perf_counter()
         start = self.updates_done * self.config.batch_size
         batch = self._order[start : start + self.config.batch_size]
         if not self.net.training:
@@ -123,25 +117,24 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         mine, factor = self._processes.share(batch)
         self.backward(mine, factor, noise)
-        self._state.agree(mine, len(batch))
+        self._estimator_state.agree(mine, len(batch))
         self._sums[:-1] += self._squared_norms()
         self.updates_done += 1
         if self._device.type == "cpu" or self.updates_done % CHECK_EVERY_ON_GPU == 0:
             self._check_sums()
         set_rate(self._optimizer, self._rate())
         self._optimizer.step()
-        self._pass_time()
 
     def backward(self, examples: Tensor, factor: float, noise: Sequence[Tensor] | None = None) -> None:
         """Add the estimated gradient of ``factor`` times the sum of the ``examples``' losses."""
-        x = self._augment(self._train.x[examples], self._background, self._augmenting)
+        x = self._augment(self._train.x[examples], self.data.background, self._augmenting)
         objective = CrossEntropy(self._train.y[examples])
         how: dict[str, Any] = {"estimator": self._estimator, "generator": self._noise, "noise": noise, "index": examples}
         if self.config.draws == "antithetic":
             how["antithetic"] = True
-        with self._precision():
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
             losses = LOSSES[self.config.objective](self._model, x, objective, self.config.samples, **how).sum()
-        self._processes.backward(losses * factor)
+        (losses * factor).backward()
         # A process without examples of its own has looked at one of another's.
         self._loss = losses.detach() * (factor > 0)
         self._sums[-1] += self._loss
@@ -168,12 +161,11 @@ class Trainer:
         loss = float(self._processes.sum(self._sums[-1])) / len(self._train)
         if not math.isfinite(loss):
             raise self._divergence("the loss")
-        if loss > EXPLODED:
+        if loss > EXPLODED_LOSS:
             # Binary units hide it: weights may grow without end, and all numbers stay finite.
             largest = max(zip(sums[:-1], self._layers, strict=True))[1]
             raise self._divergence(f"the loss is {loss:.3g} on average, with the largest gradient in {largest}", "")
-        self._pass_time()
-        seconds = self._seconds
+        seconds = self._seconds()
         last_rate = self._rate()
         done = self.epoch + 1
         evaluation = self.evaluate(self._held_out, done)
@@ -194,23 +186,24 @@ class Trainer:
 
     def next_epoch(self) -> None:
         """Begin the next epoch without a look at this one."""
-        self.epoch, self.updates_done, self._seconds, self._mark = self.epoch + 1, 0, 0.0, None
+        self.epoch, self.updates_done = self.epoch + 1, 0
         self._sums.zero_()
         self._order = self._new_order()
 
     def evaluate(self, split: str, epoch: int) -> Evaluation:
         """The numbers on "test" or "validation"; every process looks at a part of the images."""
         rank, size = self._processes.rank, self._processes.size
-        part = Split(self._splits[split].x[rank::size], self._splits[split].y[rank::size])
+        whole: Split = getattr(self.data, split)
+        part = Split(whole.x[rank::size], whole.y[rank::size])
         return self._evaluate(part, generator(self.config.seed, Stream.EVALUATE, epoch, rank, device=self._device))
 
     def _evaluate_training(self, epoch: int) -> Evaluation:
         """The numbers on training images, always the same ones, augmented anew as in training: the loss that is minimised."""
         seed, rank, size = self.config.seed, self._processes.rank, self._processes.size
-        chosen = torch.randperm(len(self._train), generator=generator(seed, Stream.WATCH))[: self.config.eval_train]
+        chosen = torch.randperm(len(self._train), generator=generator(seed, Stream.EVALUATE_TRAINING))[: self.config.eval_train]
         mine = chosen[rank::size].to(self._device)
-        x = self._augment(self._train.x[mine], self._background, generator(seed, Stream.WATCH, epoch, rank))
-        noise = generator(seed, Stream.WATCH, epoch, rank, device=self._device)
+        x = self._augment(self._train.x[mine], self.data.background, generator(seed, Stream.EVALUATE_TRAINING, epoch, rank))
+        noise = generator(seed, Stream.EVALUATE_TRAINING, epoch, rank, device=self._device)
         return self._evaluate(Split(x, self._train.y[mine]), noise)
 
     def _evaluate(self, part: Split, noise: Generator) -> Evaluation:
@@ -220,10 +213,11 @@ class Trainer:
 
     def state(self) -> Checkpoint:
         """All that changes in a training. Every process has to ask for it."""
-        rank_tensors = {"sums": self._sums, **{f"random.{name}": state for name, state in self._random_states().items()}}
+        states = {f"random.{name}": source.get_state() for name, source in self._random_sources().items()}
+        rank_tensors = {"sums": self._sums, **states}
         tensors = {
             **{f"net.{name}": tensor for name, tensor in self.net.state_dict().items()},
-            **{f"estimator.{name}": tensor for name, tensor in self._state.module.state_dict().items()},
+            **{f"estimator.{name}": tensor for name, tensor in self._estimator_state.module.state_dict().items()},
             **{f"optimizer.{name}": tensor for name, tensor in optimizer_tensors(self._optimizer).items()},
             **{f"process.{name}": self._processes.gather(tensor) for name, tensor in rank_tensors.items()},
         }
@@ -233,7 +227,7 @@ class Trainer:
             "processes": self._processes.size,
             "epoch": self.epoch,
             "update": self.updates_done,
-            "seconds": self._seconds,
+            "seconds": self._seconds(),
         }
         return Checkpoint(tensors, facts)
 
@@ -265,16 +259,17 @@ class Trainer:
             )
         try:
             self.net.load_state_dict(checkpoint.part("net"))
-            self._state.module.load_state_dict(checkpoint.part("estimator"))
+            self._estimator_state.module.load_state_dict(checkpoint.part("estimator"))
             restore_optimizer(self._optimizer, checkpoint.part("optimizer"))
             # Copies: a generator does not take a part of a tensor.
             mine = {name: tensor[self._processes.rank].clone() for name, tensor in checkpoint.part("process").items()}
             self._sums.copy_(mine["sums"])
-            self._restore_random(mine)
+            for name, source in self._random_sources().items():
+                source.set_state(mine[f"random.{name}"])
             self.epoch, self.updates_done = int(facts["epoch"]), int(facts["update"])
             if not (0 <= self.epoch <= self.config.epochs and 0 <= self.updates_done <= self.updates):
                 raise ValueError(f"it is at update {self.updates_done} of epoch {self.epoch}")
-            self._seconds = float(facts["seconds"])
+            self._began = time.perf_counter() - float(facts["seconds"])
         except (RuntimeError, KeyError, ValueError, TypeError, IndexError) as error:
             reason = str(error).replace("\n", " ")
             raise InputError(f"{where} does not fit the network that the configuration makes: {reason:.200}") from None
@@ -306,11 +301,6 @@ class Trainer:
         draw = generator(self.config.seed, Stream.ORDER, self.epoch)
         return torch.randperm(len(self._train), generator=draw).to(self._device)
 
-    def _precision(self) -> AbstractContextManager[Any]:
-        if self.config.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self._device.type, torch.bfloat16)
-
     def _squared_norms(self) -> Tensor:
         """The squared gradient norm of every layer, [layers], without waiting for a GPU."""
         sums = torch.zeros(len(self._layers), dtype=torch.float64, device=self._device)
@@ -327,7 +317,7 @@ class Trainer:
 
     def _rate(self) -> float:
         """The learning rate of the update that was counted last."""
-        return rate(self.config, (self.total_done - 1) / (self.config.epochs * self.updates))
+        return scheduled_rate(self.config, (self.total_done - 1) / (self.config.epochs * self.updates))
 
     def _check_sums(self) -> None:
         # Gradients are the same in all processes, so that all of them stop; losses are their own.
@@ -346,22 +336,14 @@ class Trainer:
             f"{self.config.rate / 3:.2g}"
         )
 
-    def _random_states(self) -> dict[str, Tensor]:
-        states = {"noise": self._noise.get_state(), "augment": self._augmenting.get_state(), "torch": torch.get_rng_state()}
+    def _random_sources(self) -> dict[str, Generator]:
+        """All generators that updates draw from, torch's own ones, too."""
+        sources = {"noise": self._noise, "augment": self._augmenting, "torch": torch.default_generator}
         if self._device.type == "cuda":
-            states["cuda"] = torch.cuda.get_rng_state(self._device)
-        return states
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            sources["cuda"] = torch.cuda.default_generators[index]
+        return sources
 
-    def _restore_random(self, states: dict[str, Tensor]) -> None:
-        generators: dict[str, Generator] = {"noise": self._noise, "augment": self._augmenting}
-        for name, source in generators.items():
-            source.set_state(states[f"random.{name}"])
-        torch.set_rng_state(states["random.torch"])
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(states["random.cuda"], self._device)
-
-    def _pass_time(self) -> None:
-        now = time.perf_counter()
-        if self._mark is not None:
-            self._seconds += now - self._mark
-        self._mark = now
+    def _seconds(self) -> float:
+        """Since the first update of the current epoch, without the time in which the run was interrupted."""
+        return time.perf_counter() - self._began if self.updates_done else 0.0

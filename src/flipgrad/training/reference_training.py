@@ -17,7 +17,7 @@ from flipgrad.objectives import CrossEntropy
 from flipgrad.training.models import fully_connected
 
 # The paper's, appendix C.1.
-BATCH, RATE, MOMENTUM = 10, 0.03, 0.9
+BATCH_SIZE, RATE, MOMENTUM = 10, 0.03, 0.9
 
 
 def reference_training(
@@ -43,7 +43,7 @@ def reference_training(
         net: trained in place of a new one, with its own widths and noise; it is initialised and changed.
         estimator: by default REINFORCE, the paper's choice.
         samples: draws of all noises per update.
-        bound: whether to train by the multi-sample bound of so many draws, instead of the mean of their losses.
+        bound: whether to train by the multi-sample bound of these draws, instead of the mean of their losses.
         seed: of weights, order and noise.
         report: called after every epoch.
 
@@ -62,7 +62,7 @@ def reference_training(
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM, fused=data.x.device.type == "cpu")
     kept = {0: copy.deepcopy(net)} if 0 in epochs else {}
     for epoch in range(1, max(epochs) + 1):
-        for batch in data.batches(BATCH, generator=generator):
+        for batch in data.batches(BATCH_SIZE, generator=generator):
             optimizer.zero_grad(set_to_none=True)
             losses = (bound_losses if bound else mean_losses)(
                 net, batch.x, CrossEntropy(batch.y), samples, estimator=rule, generator=generator, index=batch.index

@@ -8,7 +8,7 @@ import torch
 import flipgrad as fg
 from flipgrad.data import toy
 from flipgrad.training.models import fully_connected
-from flipgrad.training.reference import BATCH, MOMENTUM, RATE, reference_training
+from flipgrad.training.reference_training import BATCH_SIZE, MOMENTUM, RATE, reference_training
 
 DATA = toy().train
 OBJECTIVE = fg.CrossEntropy(DATA.y)
@@ -19,7 +19,7 @@ def expected_loss(net):
 
 
 def test_settings_are_the_papers():
-    assert (BATCH, RATE, MOMENTUM) == (10, 0.03, 0.9)
+    assert (BATCH_SIZE, RATE, MOMENTUM) == (10, 0.03, 0.9)
 
 
 def test_keeps_the_network_at_the_epochs_and_is_reproducible():
