@@ -126,7 +126,7 @@ class Sequential(nn.Module):
             draw = Mirrored(draw)
         if objective is None:
             return self.outputs(self.run(self.front(x), _by_layer, draw))
-        rule = estimator or self._default_estimator()
+        rule = estimator or self.default_estimator()
         losses = rule.losses(self, Batch(x, objective, draw, index))
         return estimate(losses, twice=getattr(rule, "second_derivatives", False))
 
@@ -267,7 +267,8 @@ class Sequential(nn.Module):
 
         return draw
 
-    def _default_estimator(self) -> LossRule:
+    def default_estimator(self) -> LossRule:
+        """The estimator of who chooses none: the one given to :func:`flipgrad.use`, or PSA."""
         attached: Any = self.binary_layers[0].estimator
         if hasattr(attached, "losses"):
             rule: LossRule = attached

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from flipgrad.estimators.names import for_training
 from flipgrad.reproduce._cells import Cell
-from flipgrad.reproduce._experiment import Workshop
+from flipgrad.reproduce._workshop import Workshop
 from flipgrad.training.config import AUTO
 
 # The loss of guessing one of ten classes.
@@ -18,7 +18,7 @@ GUESSING = log(10)
 
 @final
 @dataclass(frozen=True)
-class Run:
+class TrainingCurves:
     """One training, as claims look at it; the values of an epoch are where it was reached."""
 
     method: str
@@ -46,14 +46,14 @@ class Run:
 
 def measure(
     shop: Workshop, name: str, cells: Sequence[Cell], facts: Mapping[str, Any], *, starred: bool = False
-) -> tuple[list[Run], Any]:
+) -> tuple[list[TrainingCurves], Any]:
     """Do the cells, write the result file, and return the trainings and the file."""
     records = shop.cells(name, cells)
     entries = [_entry(records[cell.name], starred) for cell in cells]
     seconds = sum(record["seconds"] for record in records.values())
     path = shop.store(name, {**facts, "runs": entries, "seconds": seconds})
     keys = ("method", "augment", "rate", "searched", "relaxed", "diverged", "curves")
-    return [Run(**{key: entry[key] for key in keys}) for entry in entries], path
+    return [TrainingCurves(**{key: entry[key] for key in keys}) for entry in entries], path
 
 
 def _entry(record: Mapping[str, Any], starred: bool) -> dict[str, Any]:

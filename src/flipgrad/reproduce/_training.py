@@ -36,7 +36,7 @@ NAMES = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
 
 @final
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How long networks are trained, and on what.
 
     Attributes:
@@ -98,7 +98,7 @@ class Plan:
         return Cell(name, train_cell, settings, cost=self.epochs + search, inputs=inputs)
 
 
-def image_folder(plan: Plan, given: Path | None) -> Path | None:
+def image_folder(plan: TrainingPlan, given: Path | None) -> Path | None:
     """The folder of the images of ``plan``, None if it needs none.
 
     Args:
@@ -212,7 +212,7 @@ def _fewer(data: DataSet, images: int | None, held_out: int | None, seed: int) -
 
 
 def _take(split: Split, count: int | None, seed: int) -> Split:
-    """So many examples, of all classes alike; all of them if there are no more."""
+    """``count`` examples, of all classes alike; all of them if there are no more."""
     if count is None or count >= len(split):
         return split
     return split.divide(count / len(split), seed=seed)[1]

@@ -12,7 +12,7 @@ from flipgrad.reproduce.beyond.rates import Grid
 
 # What "nearly the same expectation" means, relative to the gradient; and how many draws one is said to be worth.
 NEAR, WORTH = 0.1, 3.0
-# So many exceptions are told.
+# Exceptions that are told.
 TOLD = 4
 
 Where = tuple[Net, str]

@@ -9,8 +9,8 @@ from typing import Any, final
 
 from flipgrad.reproduce._cells import Cell
 from flipgrad.reproduce._curves import GUESSING
-from flipgrad.reproduce._experiment import Workshop
-from flipgrad.reproduce._training import Plan, image_folder
+from flipgrad.reproduce._training import TrainingPlan, image_folder
+from flipgrad.reproduce._workshop import Workshop
 from flipgrad.reproduce.beyond.options import named
 
 METHODS = ("st:sampled", "st:mean", "psa:sampled", "psa:posterior", "psa:mean")
@@ -36,7 +36,7 @@ class Setting:
 
     key: str
     title: str
-    plan: Plan
+    plan: TrainingPlan
     methods: tuple[str, ...]
     rates: tuple[float, ...]
     augment: str
@@ -50,11 +50,11 @@ class Setting:
 
 def _plan(
     data: str, images: int | None, held_out: int | None, watched: int, epochs: int, model: str, width: float = 1.0
-) -> Plan:
+) -> TrainingPlan:
     """Rates are given, so nothing is searched for; the noise goes with the root of the width, as in ``cifar``."""
     noise = f"logistic:{width**0.5:g}" if model == "cifar" else "logistic"
     trials: dict[str, Any] = {"trials": 2, "trial_epochs": 1, "trial_images": None}
-    return Plan(data, width, images, held_out, watched, epochs, **trials, noise=noise, model=model)
+    return TrainingPlan(data, width, images, held_out, watched, epochs, **trials, noise=noise, model=model)
 
 
 def _layers(count: int, units: int = 200) -> str:
@@ -107,7 +107,7 @@ class Trained:
         return self.losses[-1] if self.losses and self.diverged is None else nan
 
     def after(self, epochs: float) -> float:
-        """The loss after so many epochs, on a line between whole ones; before the first one, that one's."""
+        """The loss after that many epochs, on a line between whole ones; before the first one, that one's."""
         if self.diverged or not self.losses:
             return nan
         place = min(max(epochs, 1.0), len(self.losses)) - 1
@@ -158,17 +158,6 @@ class Grid:
         """The lowest loss over the rates, after the time that the cheapest option takes for all epochs."""
         epochs = self.epochs * min(self.cost[name] for name in self.methods) / self.cost[method]
         return min((loss for run in self.of(method) if isfinite(loss := run.after(epochs))), default=nan)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        runs = [{"method": r.method, "rate": r.rate, "losses": r.losses, "diverged": r.diverged} for r in self.runs]
-        facts = {"title": self.title, "words": self.words, "rates": self.rates}
-        return {**facts, "epochs": self.epochs, "runs": runs, "cost": dict(self.cost)}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Grid:
-        """What :meth:`to_json` gave."""
-        return Grid(**{**value, "runs": [Trained(**run) for run in value["runs"]]})
 
 
 def train(shop: Workshop, settings: Sequence[Setting], costs: Mapping[str, Mapping[str, float]]) -> list[Grid]:
