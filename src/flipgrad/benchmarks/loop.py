@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flipgrad.benchmarks._steps import RATE
+from flipgrad.benchmarks._steps import RATE, photographs
 from flipgrad.data import AUGMENTATIONS, DataSet, Split
 from flipgrad.estimators.names import for_training
 from flipgrad.machine import fastest
@@ -97,5 +97,5 @@ def _loading(config: TrainConfig, data: DataSet) -> Callable[[], None]:
 
 def _photographs() -> DataSet:
     """As large as those of CIFAR-10, without its files."""
-    part = Split(torch.randn(1280, 3, 32, 32), torch.arange(1280) % 10)
+    part = Split(photographs(1280)[0], torch.arange(1280) % 10)
     return DataSet("cifar10", part, part, classes=10, background=0.0)

@@ -126,6 +126,10 @@ class Accuracies:
         within = [error for m, error in zip(entry["samples"], entry["rmse"], strict=True) if m <= samples]
         return float(within[-1])
 
+    def ratio(self, estimator: str, other: str, layer: str) -> float:
+        """The RMSE of one estimator over that of another, with one draw."""
+        return self.rmse(estimator, layer) / self.rmse(other, layer)
+
     def most_samples(self, estimator: str) -> int:
         """The largest number of draws in an estimate."""
         return int(self.estimators[estimator]["layers"][0]["samples"][-1])

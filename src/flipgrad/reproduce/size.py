@@ -68,9 +68,7 @@ def _measure(experiment: Experiment, shop: Workshop, nets: Mapping[str, tuple[in
 
 def advantage_grows(tables: Mapping[str, Sequence[Accuracies]], ours: str, what: str) -> Claim:
     """The RMSE of ARM over ours with one draw."""
-    ratios = {
-        name: [table.rmse("ARM", LAYER) / table.rmse(ours, LAYER) for table in several] for name, several in tables.items()
-    }
+    ratios = {name: [table.ratio("ARM", ours, LAYER) for table in several] for name, several in tables.items()}
     means = [geometric_mean(values) for values in ratios.values()]
     return Claim(
         f"the advantage of {ours} over ARM grows with the {what}",

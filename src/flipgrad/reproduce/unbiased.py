@@ -47,7 +47,7 @@ class CosineUnbiased(Experiment):
 
 def baseline_helps(table: Accuracies) -> Claim:
     """The true expected loss as a baseline."""
-    ratios = [table.rmse("REINFORCE + mean", layer) / table.rmse("REINFORCE", layer) for layer in LAYERS]
+    ratios = [table.ratio("REINFORCE + mean", "REINFORCE", layer) for layer in LAYERS]
     return Claim(
         "the true expected loss as the baseline lowers the variance of REINFORCE in every layer",
         all(ratio < 1 for ratio in ratios),
@@ -57,7 +57,7 @@ def baseline_helps(table: Accuracies) -> Claim:
 
 def linear_part_helps_late(table: Accuracies) -> Claim:
     """MuProp's linear baseline far from the loss, and next to it."""
-    ratios = [table.rmse("MuProp + mean", layer) / table.rmse("REINFORCE + mean", layer) for layer in LAYERS]
+    ratios = [table.ratio("MuProp + mean", "REINFORCE + mean", layer) for layer in LAYERS]
     return Claim(
         "MuProp's linear baseline does not help in the layers far from the loss (less than 10 % in layer 1)",
         ratios[0] > 0.9,
@@ -68,10 +68,7 @@ def linear_part_helps_late(table: Accuracies) -> Claim:
 
 def muprop_degrades(tables: dict[int, Accuracies]) -> Claim:
     """MuProp against REINFORCE with the same constant part, early and late."""
-    gains = {
-        epoch: table.rmse("MuProp + mean", "layer 1") / table.rmse("REINFORCE + mean", "layer 1")
-        for epoch, table in tables.items()
-    }
+    gains = {epoch: table.ratio("MuProp + mean", "REINFORCE + mean", "layer 1") for epoch, table in tables.items()}
     first, *_, last = gains.values()
     return Claim(
         "MuProp's linear baseline degrades in the course of training",

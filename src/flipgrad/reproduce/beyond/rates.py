@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any, final
 
+import numpy as np
+
 from flipgrad.reproduce._cells import Cell
 from flipgrad.reproduce._curves import GUESSING
 from flipgrad.reproduce._training import TrainingPlan, image_folder
@@ -110,10 +112,7 @@ class Trained:
         """The loss after that many epochs, on a line between whole ones; before the first one, that one's."""
         if self.diverged or not self.losses:
             return nan
-        place = min(max(epochs, 1.0), len(self.losses)) - 1
-        low = int(place)
-        high = min(low + 1, len(self.losses) - 1)
-        return self.losses[low] + (place - low) * (self.losses[high] - self.losses[low])
+        return float(np.interp(epochs, range(1, len(self.losses) + 1), self.losses))
 
 
 @final
@@ -162,27 +161,26 @@ class Grid:
 
 def train(shop: Workshop, settings: Sequence[Setting], costs: Mapping[str, Mapping[str, float]]) -> list[Grid]:
     """All trainings of all settings."""
-    wanted = {
+    cells = {
         (setting.key, method, rate): setting.cell(shop, method, rate)
         for setting in settings
         for method in setting.methods
         for rate in setting.rates
     }
-    records = shop.cells("beyond", list(wanted.values()))
+    records = shop.cells("beyond", list(cells.values()))
 
-    def run(setting: Setting, method: str, rate: float) -> Trained:
-        result = records[wanted[setting.key, method, rate].name]["result"]
+    def trained(setting: Setting, method: str, rate: float) -> Trained:
+        result = records[cells[setting.key, method, rate].name]["result"]
         curve = result["curves"].get("train_loss", [])
         losses = curve[: curve.index(None)] if None in curve else curve
         return Trained(named(method)[0], rate, losses, result["diverged"])
 
-    grids = []
-    for setting in settings:
-        labels = [named(method)[0] for method in setting.methods]
-        runs = [run(setting, method, rate) for method in setting.methods for rate in setting.rates]
-        cost = {label: costs[setting.key][label] for label in labels}
-        plan = setting.plan
+    def grid(setting: Setting) -> Grid:
+        plan, labels = setting.plan, [named(method)[0] for method in setting.methods]
         images = "all" if plan.images is None else f"{plan.images:,}"
         words = f"{images} images, {plan.epochs} epoch{'s' * (plan.epochs > 1)}, {plan.noise} noise"
-        grids.append(Grid(setting.title, words, list(setting.rates), setting.plan.epochs, runs, cost))
-    return grids
+        runs = [trained(setting, method, rate) for method in setting.methods for rate in setting.rates]
+        cost = {label: costs[setting.key][label] for label in labels}
+        return Grid(setting.title, words, list(setting.rates), plan.epochs, runs, cost)
+
+    return [grid(setting) for setting in settings]

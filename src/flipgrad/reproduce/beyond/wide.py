@@ -59,38 +59,35 @@ EFFORTS = {
 
 def measure(shop: Workshop, settings: Sequence[Setting], costs: Mapping[str, Mapping[str, float]]) -> list[Net]:
     """The accuracy of every option in the networks that are looked at, before and after their training."""
-    kinds = dict(zip(("fc", "conv"), EFFORTS[shop.scale_name], strict=True))
+    efforts = dict(zip(("fc", "conv"), EFFORTS[shop.scale_name], strict=True))
+    root = shop.folder / shop.CELLS
     wanted = [
-        (setting, state, kinds[setting.key.partition("-")[0]])
+        (setting, state, effort := efforts[setting.key.partition("-")[0]], _reference(shop, setting, state, effort, root))
         for setting in settings
         if setting.looked_at is not None
         for state in STATES
     ]
-    root = shop.folder / shop.CELLS
-    references = [_reference(shop, setting, state, effort, root) for setting, state, effort in wanted]
-    stored = shop.cells("beyond", references)
-    every = {label: (option, "one") for option in OPTIONS for label in [named(option)[0]]} | WAYS
+    references = shop.cells("beyond", [cell for *_, cell in wanted])
+    ways = {named(option)[0]: (option, "one") for option in OPTIONS} | WAYS
     cells = {
         (reference.name, label): _option(reference, *way, effort, root)
-        for reference, (_, _, effort) in zip(references, wanted, strict=True)
-        for label, way in every.items()
+        for _, _, effort, reference in wanted
+        for label, way in ways.items()
     }
     records = shop.cells("beyond", list(cells.values()))
     nets = []
-    for reference, (setting, state, effort) in zip(references, wanted, strict=True):
-        layers = [layer["name"] for layer in stored[reference.name]["result"]["layers"]]
-        worst = max(layer["error"] for layer in stored[reference.name]["result"]["layers"])
-        found = {label: records[cells[reference.name, label].name]["result"]["layers"] for label in every}
-        numbers = {label: per_layer(entries) for label, entries in found.items()}
-        words = f"the mean of {effort.reference:,} draws of PSA (its own relative error at most {worst:.2g})"
+    for setting, state, effort, reference in wanted:
+        layers = references[reference.name]["result"]["layers"]
+        numbers = {label: per_layer(records[cells[reference.name, label].name]["result"]["layers"]) for label in ways}
+        error = max(layer["error"] for layer in layers)
         nets.append(
             Net(
                 f"{setting.title}, {STATES[state]}",
                 f"{setting.title},\n{STATES[state]}",
                 True,
-                words,
-                layers,
-                {label: numbers[label] for label in numbers if label not in WAYS},
+                f"the mean of {effort.reference:,} draws of PSA (its own relative error at most {error:.2g})",
+                [layer["name"] for layer in layers],
+                {label: numbers[label] for label in ways if label not in WAYS},
                 {label: numbers[label] for label in WAYS},
                 costs[setting.key],
             )
