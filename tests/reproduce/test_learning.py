@@ -108,7 +108,7 @@ def run(method: str, losses, relaxed=None, *, rate=0.1, diverged=None, accuracy=
         "accuracy_n": [accuracy] * n,
         "loss": [held_out] * n,
     }
-    return TrainingCurves(method, "flip-crop", rate, True, relaxed is not None, diverged, curves)
+    return TrainingCurves(method, "flip-crop", True, False, relaxed is not None, rate, [], diverged, curves, 1.0)
 
 
 def as_in_the_paper() -> dict[str, TrainingCurves]:

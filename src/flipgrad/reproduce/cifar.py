@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from math import nan
 from typing import ClassVar, final
 
@@ -15,7 +14,7 @@ from flipgrad.reproduce._training import TrainingPlan, image_folder
 from flipgrad.reproduce._workshop import Workshop
 
 METHODS = ("psa:sampled", "st", "hard-st", "tanh", "concrete", "adf", "local-reparam", "reinforce")
-AUGMENTATIONS = ("none", "affine", "flip-crop")
+AUGMENTATIONS = {"none": "without augmentation", "affine": "with affine augmentation", "flip-crop": "with flip & crop"}
 
 # Small: about 100 minutes for the eight methods on two cores, from the times of one update at this width on one thread. With a
 # quarter of the inputs to every unit their noise averages out half as well, so its scale is half the paper's. With the paper's
@@ -29,7 +28,7 @@ PLANS = {
     "paper": TrainingPlan("cifar10", 1.0, None, None, 5000, epochs=200, trials=10, trial_epochs=5, trial_images=None),
 }
 # All three augmentations, but for the scale that is to end within two hours.
-DEFAULT = {"smoke": AUGMENTATIONS, "small": ("flip-crop",), "paper": AUGMENTATIONS}
+DEFAULT = {"smoke": tuple(AUGMENTATIONS), "small": ("flip-crop",), "paper": tuple(AUGMENTATIONS)}
 
 # What "about the same" and "apart" mean, as shares of a loss.
 SAME, APART = 0.05, 0.1
@@ -64,7 +63,7 @@ class Cifar(Experiment):
             for augment in augmentations
             for method in METHODS
         ]
-        runs, path = measure(shop, self.name, cells, {"plan": asdict(plan)})
+        runs, path = measure(shop, self.name, plan, cells)
         plots.cifar(path, shop.folder / self.name)
         plots.cifar_extra(path, shop.folder / f"{self.name}-extra")
         return [claim for augment in augmentations for claim in claims([run for run in runs if run.augment == augment])]
@@ -73,9 +72,7 @@ class Cifar(Experiment):
 def claims(runs: Sequence[TrainingCurves]) -> list[Claim]:
     """What the trainings under one augmentation say."""
     named = {run.method: run for run in runs}
-    where = {"none": "without augmentation", "affine": "with affine augmentation", "flip-crop": "with flip & crop"}[
-        runs[0].augment
-    ]
+    where = AUGMENTATIONS[runs[0].augment]
     relaxed = [run for run in runs if run.relaxed]
     return [
         psa_as_st(named["PSA"], named["ST"], where),
@@ -154,7 +151,7 @@ def hard_st_is_worse(hard: TrainingCurves, st: TrainingCurves, where: str) -> Cl
     return Claim(
         f"HardST performs worse than ST {where}",
         bool(hard.diverged) or hard.last("train_loss") > (1 + SAME) * st.last("train_loss"),
-        f"{hard.told()} at rate {_rate(hard)}, {st.told()} at rate {_rate(st)}",
+        f"{hard.told()} at rate {hard.told_rate}, {st.told()} at rate {st.told_rate}",
     )
 
 
@@ -170,11 +167,10 @@ def reinforce_stands_still(reinforce: TrainingCurves, psa: TrainingCurves, where
 
 def reinforce_needs_small_rates(reinforce: TrainingCurves, st: TrainingCurves, where: str) -> Claim:
     """The rates that the search found."""
-    found = reinforce.rate is not None and st.rate is not None
     return Claim(
         f"REINFORCE needs a very small learning rate {where} (a tenth of ST's or less)",
-        found and (reinforce.rate or 0.0) <= 0.1 * (st.rate or 0.0),
-        f"found: REINFORCE {_rate(reinforce)}, ST {_rate(st)}",
+        reinforce.has_a_tenth_of_the_rate_of(st),
+        f"found: REINFORCE {reinforce.told_rate}, ST {st.told_rate}",
     )
 
 
@@ -187,7 +183,3 @@ def adf_predicts_well(adf: TrainingCurves, psa: TrainingCurves, where: str) -> C
         f"10 samples: ADF {adf.last('accuracy_n'):.1%}, PSA {psa.last('accuracy_n'):.1%}; validation losses "
         f"{adf.last('loss'):.3f}, {psa.last('loss'):.3f}",
     )
-
-
-def _rate(run: TrainingCurves) -> str:
-    return "none" if run.rate is None else f"{run.rate:.2g}"

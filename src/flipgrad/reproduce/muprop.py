@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import final
 
 from flipgrad import plots
@@ -52,16 +51,14 @@ class MuProp(Experiment):
             plan.cell(f"muprop-{method}-{rate if rate == AUTO else f'{rate:g}'}", method, AUGMENT, shop.seed, folder, rate)
             for method, rate in wanted
         ]
-        runs, path = measure(shop, self.name, cells, {"plan": asdict(plan)}, starred=True)
+        runs, path = measure(shop, self.name, plan, cells, starred=True)
         plots.muprop(path, shop.folder / self.name)
         biased, *unbiased = runs
         return [can_progress(unbiased), small_rates(unbiased, biased), slow(unbiased, biased)]
 
 
 def _told(runs: Sequence[TrainingCurves]) -> str:
-    return ", ".join(
-        f"{run.told()} at {'none' if run.rate is None else f'{run.rate:.2g}'}{'*' if run.searched else ''}" for run in runs
-    )
+    return ", ".join(f"{run.told()} at {run.told_rate}{'*' if run.searched else ''}" for run in runs)
 
 
 def _best(runs: Sequence[TrainingCurves]) -> TrainingCurves:
@@ -82,10 +79,9 @@ def can_progress(runs: Sequence[TrainingCurves]) -> Claim:
 def small_rates(runs: Sequence[TrainingCurves], biased: TrainingCurves) -> Claim:
     """The rate of the best unbiased training against that of PSA."""
     best = _best(runs)
-    known = best.rate is not None and biased.rate is not None
     return Claim(
         "the learning rates they need are one to two orders smaller than with biased methods",
-        known and (best.rate or 0.0) <= 0.1 * (biased.rate or 0.0),
+        best.has_a_tenth_of_the_rate_of(biased),
         f"best: {_told([best])}; found for {biased.method}: {_told([biased])}",
     )
 
