@@ -29,6 +29,11 @@ LOOK = 0.2
 GRACE = 60.0
 
 
+def read_result(path: Path) -> dict[str, Any]:
+    """What is in a JSON file of a reproduction; a damaged one is an :class:`InputError` that says to delete it."""
+    return files.read_json(path, missing=AGAIN, broken=AGAIN)
+
+
 class CellError(RuntimeError):
     """Cells failed; the results of all others are kept."""
 
@@ -95,7 +100,7 @@ class Cell:
         if not path.exists():
             return None
         try:
-            record = files.read_json(path, missing=AGAIN, broken=AGAIN)
+            record = read_result(path)
             settings = record["settings"]
             dict(record["result"])
         except InputError:
@@ -228,7 +233,7 @@ def _work(cell: Cell, folder: Path, stop: Callable[[], bool], report: Callable[[
 def _spent(folder: Path) -> float:
     """Seconds of earlier attempts that were asked to stop."""
     try:
-        return float(files.read_json(folder / SPENT, missing=AGAIN, broken=AGAIN)["seconds"])
+        return float(read_result(folder / SPENT)["seconds"])
     except (ValueError, TypeError, KeyError):
         return 0.0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 from flipgrad import files
+from flipgrad.reproduce._cells import read_result
 from flipgrad.reproduce._workshop import SCALES, Workshop
 
 
@@ -113,7 +114,7 @@ class Accuracies:
 
     @staticmethod
     def read(path: Path) -> Accuracies:
-        return Accuracies(Workshop.load(path)["estimators"])
+        return Accuracies(read_result(path)["estimators"])
 
     def layer(self, estimator: str, layer: str) -> dict[str, Any]:
         """One estimator's accuracy in one layer."""

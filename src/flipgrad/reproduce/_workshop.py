@@ -16,7 +16,7 @@ from flipgrad.data import Split, toy
 from flipgrad.errors import InputError
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
-from flipgrad.reproduce._cells import AGAIN, Cell, Runner
+from flipgrad.reproduce._cells import AGAIN, Cell, Runner, read_result
 from flipgrad.reproduce._local import LocalRunner
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference import reference_training
@@ -113,7 +113,7 @@ class Workshop:
         self.runner, self.images, self.augmentations = runner or LocalRunner(1), images, augmentations
         settings = {"scale": scale, "seed": seed}
         mark = folder / self.MARK
-        found = self.load(mark) if os.path.exists(mark) else None
+        found = read_result(mark) if os.path.exists(mark) else None
         if found is not None and found != settings and not overwrite:
             raise InputError(
                 f"'{folder}' holds results of scale {found.get('scale')!r} and seed {found.get('seed')}; give another "
@@ -158,7 +158,7 @@ class Workshop:
         """
         name = f"{subject.training}-epoch-{subject.epoch}-{samples}{f'-{apart}' if apart else ''}"
         path = self.stored(name)
-        found = self.load(path) if path.exists() else {"estimators": {}}
+        found = read_result(path) if path.exists() else {"estimators": {}}
         net, x, objective = self.network(subject), self.data.x, CrossEntropy(self.data.y)
         named = gradeval.by_name(estimators, lambda: exact.expected_loss(net, x, objective).detach())
         missing = {label: estimator for label, estimator in named.items() if label not in found["estimators"]}
@@ -199,7 +199,7 @@ class Workshop:
 
     def _all_spent(self) -> dict[str, Any]:
         path = self.folder / self.SPENT
-        return self.load(path) if path.exists() else {}
+        return read_result(path) if path.exists() else {}
 
     def stored(self, name: str) -> Path:
         """The file of measurements with that name."""
@@ -210,8 +210,3 @@ class Workshop:
         # On one line: these are long lists of numbers.
         files.write_json(self.stored(name), {**value, "scale": self.scale_name, "seed": self.seed}, indent=None)
         return self.stored(name)
-
-    @staticmethod
-    def load(path: Path) -> dict[str, Any]:
-        """What is in a result file."""
-        return files.read_json(path, missing=AGAIN, broken=AGAIN)

@@ -12,7 +12,7 @@ import torch
 from flipgrad import files
 from flipgrad.benchmarks._steps import PSA_SAMPLED, gradient, photographs
 from flipgrad.machine import cores, fastest, threads
-from flipgrad.reproduce._cells import AGAIN
+from flipgrad.reproduce._cells import read_result
 from flipgrad.reproduce._experiment import Experiment
 from flipgrad.training.models import cifar_net
 
@@ -50,7 +50,7 @@ def cost(experiment: Experiment, scale: str, folder: Path, speed: float, workers
         workers: how many cells run at a time; by default as many as there are cores.
     """
     try:
-        record = files.read_json(folder / f"{experiment.name}.json", missing=AGAIN, broken=AGAIN)
+        record = read_result(folder / f"{experiment.name}.json")
         if record["scale"] == scale and _like(record["machine"], files.provenance()["machine"]):
             return Cost(float(record["seconds"]), measured=True)
     except (ValueError, TypeError, KeyError):

@@ -10,7 +10,7 @@ from typing import Any
 from flipgrad import files
 from flipgrad.errors import InputError
 from flipgrad.plots import paper
-from flipgrad.reproduce._cells import AGAIN
+from flipgrad.reproduce._cells import AGAIN, read_result
 from flipgrad.reproduce._experiment import Experiment
 from flipgrad.reproduce.experiments import EXPERIMENTS
 
@@ -71,7 +71,7 @@ def _section(folder: Path, experiment: Experiment) -> paper.Section:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        record = files.read_json(path, missing=AGAIN, broken=AGAIN)
+        record = read_result(path)
         record["title"], record["claims"]
     except KeyError as error:
         raise InputError(f"'{path}' is damaged ({error}); {AGAIN}") from None

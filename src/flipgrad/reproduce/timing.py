@@ -15,6 +15,7 @@ from flipgrad.estimators import Estimator
 from flipgrad.estimators.names import for_training
 from flipgrad.machine import fastest
 from flipgrad.objectives import CrossEntropy
+from flipgrad.reproduce._cells import read_result
 from flipgrad.reproduce._experiment import Claim, CoreTime, Experiment, Sheet
 from flipgrad.reproduce._workshop import Workshop
 from flipgrad.training.models import cifar_net
@@ -79,7 +80,7 @@ class Timing(Experiment):
             facts = {"batch": BATCH, "width": width, "threads": torch.get_num_threads(), "repeats": repeats}
             shop.store(self.name, {"methods": methods, "reference": REFERENCE, **facts})
         plots.timing(path, shop.folder / self.name)
-        ours = {name: Times(**entry["ours"]) for name, entry in shop.load(path)["methods"].items()}
+        ours = {name: Times(**entry["ours"]) for name, entry in read_result(path)["methods"].items()}
         return [within_the_papers("PSA", ours), within_the_papers("ST", ours), epoch_of_psa(ours), table(ours)]
 
 

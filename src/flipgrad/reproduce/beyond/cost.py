@@ -13,6 +13,7 @@ from flipgrad.data import DataSet, Split
 from flipgrad.machine import fastest, threads
 from flipgrad.network import LossRule, Sequential
 from flipgrad.objectives import CrossEntropy
+from flipgrad.reproduce._cells import read_result
 from flipgrad.reproduce._workshop import Workshop
 from flipgrad.reproduce.beyond import small
 from flipgrad.reproduce.beyond.draws import WAYS, of_draws
@@ -52,7 +53,7 @@ def measure(shop: Workshop, settings: Sequence[Setting]) -> dict[str, dict[str, 
             network = _network(shop, setting, x, y).initialize(x, generator=generator)
             seconds[setting.key] = _time(shop, setting.key, network, x, y, {**options, **ways}, repeats)
         shop.store(FILE, {"seconds": seconds, "batch": batch, "repeats": repeats})
-    stored: dict[str, dict[str, float]] = shop.load(path)["seconds"]
+    stored: dict[str, dict[str, float]] = read_result(path)["seconds"]
     return {name: {label: own / times[PAPER] for label, own in times.items()} for name, times in stored.items()}
 
 
