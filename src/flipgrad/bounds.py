@@ -10,18 +10,20 @@ With S draws of all noises and losses f_s, the mean estimates the expected loss 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Generator, Tensor, nn
 
-from flipgrad.contract import Estimator
+from flipgrad.contract import Batch, Estimator, Network, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.guards import keeping_buffers
 from flipgrad.network import Sequential, check_sequential
 from flipgrad.objectives import Objective, evaluate
+from flipgrad.sampling import Mirrored
 
 
 @torch.no_grad()
@@ -94,13 +96,12 @@ def mean_losses(
     >>> x, objective = torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1]))
     >>> mean_losses(net, x, objective, 10, estimator=fg.PSA()).mean().backward()
     """
-    _check_samples(samples)
-    if antithetic and samples % 2:
-        raise InputError(f"samples={samples}: antithetic draws come in pairs; give an even number")
-    copies = _Copies(net, x, samples, estimator, generator, noise, index, antithetic)
-    if samples == 1:
-        return copies.losses(objective)[0]
-    return copies.losses(Repeated(objective, copies.shape)).mean(0)
+    check_sequential(net, "bounds", wrapped=True)
+    if antithetic and noise is not None:
+        raise InputError("antithetic=True draws noise for pairs: give an even batch, and no noise")
+    rule = MeanOfDraws(estimator, samples, antithetic=antithetic)
+    losses: Tensor = net(x, objective, estimator=rule, generator=generator, noise=noise, index=index)
+    return losses
 
 
 def bound_losses(
@@ -152,63 +153,88 @@ def bound_losses(
     >>> x, objective = torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1]))
     >>> bound_losses(net, x, objective, 10, estimator=fg.PSA()).mean().backward()
     """
-    _check_samples(samples)
-    copies = _Copies(net, x, samples, estimator, generator, noise, index)
-    if samples == 1:
-        return copies.losses(objective)[0]
-    bound = _Bound(objective, copies)
-    # [S, B]: S h_s, whose mean over copies has the gradient of the sum of h_s. What the estimator adds to the losses to
-    # train its own parameters is then averaged over copies, as over examples.
-    losses = copies.losses(bound)
-    mean = losses.mean(0)
-    return bound.values(losses.detach()).mean(0) + (mean - mean.detach())
+    check_sequential(net, "bounds", wrapped=True)
+    rule = _BoundOfDraws(estimator, samples)
+    losses: Tensor = net(x, objective, estimator=rule, generator=generator, noise=noise, index=index)
+    return losses
+
+
+class _ManyDraws(Estimator):
+    """An estimator that makes ``samples`` estimates by another one: of the batch, repeated, one copy after the other.
+
+    Args:
+        rule: the other estimator; None for the network's own.
+        samples: S.
+    """
+
+    unbiased = False
+    citation = "Raiko, Berglund, Alain, Dinh 2015"
+
+    def __init__(self, rule: Estimator | None, samples: int) -> None:
+        _check_samples(samples)
+        check_estimator(rule)
+        self.rule, self.samples = rule, samples
+
+    @final
+    def passes(self, depth: int) -> int:
+        return self.samples * (1 if self.rule is None else self.rule.passes(depth))
+
+    @final
+    def losses(self, net: Network, batch: Batch) -> Tensor:
+        rule = self.rule or net.default_estimator()
+        self.second_derivatives = rule.second_derivatives
+        index = None if batch.index is None else self._repeated(batch.index)
+        copies = replace(batch, x=self._repeated(batch.x), index=index)
+        if self.samples == 1:
+            return rule.losses(net, copies)
+        return self._losses(net, rule, copies, (self.samples, len(batch.x)))
+
+    def _repeated(self, t: Tensor) -> Tensor:
+        """[S * B, ...] of ``t`` [B, ...]: all of it, then all of it again."""
+        return t.expand(self.samples, *t.shape).flatten(0, 1)
+
+    @abstractmethod
+    def _losses(self, net: Network, rule: Estimator, copies: Batch, shape: tuple[int, int]) -> Tensor:
+        """Losses [B] from copies of ``shape`` S, B, flattened, with the objective of one batch."""
 
 
 @final
-class _Copies:
-    """A batch repeated S times, one copy after the other, and how its losses are estimated."""
+class MeanOfDraws(_ManyDraws):
+    """What :func:`mean_losses` asks of a network: the mean of ``samples`` estimates."""
 
-    def __init__(
-        self,
-        net: nn.Module,
-        x: Tensor,
-        samples: int,
-        estimator: Estimator | None,
-        generator: Generator | None,
-        noise: Sequence[Tensor] | None,
-        index: Tensor | None,
-        antithetic: bool = False,
-    ) -> None:
-        check_sequential(net, "bounds", wrapped=True)
-        self.shape = (samples, len(x))
-        self.net, self.estimator, self.generator, self.noise = net, estimator, generator, noise
+    def __init__(self, rule: Estimator | None, samples: int, *, antithetic: bool = False) -> None:
+        super().__init__(rule, samples)
+        if antithetic and samples % 2:
+            raise InputError(f"samples={samples}: antithetic draws come in pairs; give an even number")
         self.antithetic = antithetic
-        self.x = repeated(x, samples)
-        self.index = None if index is None else repeated(index, samples)
 
-    def losses(self, objective: Objective) -> Tensor:
-        """The estimator's losses [S, B] for an ``objective`` of all copies' outputs [..., S * B, K]."""
-        pairs = {"antithetic": True} if self.antithetic else {}
-        how = {"estimator": self.estimator, "generator": self.generator, "noise": self.noise, "index": self.index}
-        losses: Tensor = self.net(self.x, objective, **how, **pairs).unflatten(0, self.shape)
-        return losses
+    def _losses(self, net: Network, rule: Estimator, copies: Batch, shape: tuple[int, int]) -> Tensor:
+        def objective(outputs: Tensor) -> Tensor:
+            return evaluate(copies.objective, outputs.unflatten(-2, shape)).flatten(-2)
 
-    @torch.no_grad()
-    def sampled(self, objective: Objective) -> Tensor:
-        """Losses [S, B] of one sampled pass, without a gradient, for an ``objective`` of outputs [..., B, K]."""
-        outputs: Tensor = self.net(self.x, generator=self.generator)
-        return evaluate(objective, outputs.unflatten(0, self.shape))
+        draw = Mirrored(copies.draw) if self.antithetic else copies.draw
+        losses: Tensor = rule.losses(net, replace(copies, objective=objective, draw=draw)).unflatten(0, shape)
+        return losses.mean(0)
 
 
 @final
-class Repeated:
-    """An objective of one batch for all copies: outputs [..., S * B, K] to losses [..., S * B]."""
+class _BoundOfDraws(_ManyDraws):
+    """What :func:`bound_losses` asks of a network."""
 
-    def __init__(self, objective: Objective, shape: tuple[int, int]) -> None:
-        self.objective, self.shape = objective, shape
+    def _losses(self, net: Network, rule: Estimator, copies: Batch, shape: tuple[int, int]) -> Tensor:
+        bound = _Bound(copies.objective, shape, lambda: _sampled(net, copies, shape))
+        # [S, B]: S h_s, whose mean over copies has the gradient of the sum of h_s. What the estimator adds to the losses to
+        # train its own parameters is then averaged over copies, as over examples.
+        losses: Tensor = rule.losses(net, replace(copies, objective=bound)).unflatten(0, shape)
+        mean = losses.mean(0)
+        return bound.values(losses.detach()).mean(0) + (mean - mean.detach())
 
-    def __call__(self, outputs: Tensor) -> Tensor:
-        return evaluate(self.objective, outputs.unflatten(-2, self.shape)).flatten(-2)
+
+@torch.no_grad()
+def _sampled(net: Network, copies: Batch, shape: tuple[int, int]) -> Tensor:
+    """Losses [S, B] of one sampled pass."""
+    states = net.run(net.front(copies.x), lambda call: call.sample(call.affine(call.x)), copies.draw)
+    return evaluate(copies.objective, net.outputs(states).unflatten(0, shape))
 
 
 @final
@@ -217,25 +243,29 @@ class _Bound:
 
     An estimator evaluates its objective first at the path that it samples (or relaxes). The losses found there are what all
     later evaluations, at flips or on other continuations of a copy, take the other copies' losses to be.
+
+    Args:
+        objective: of one batch.
+        shape: S and B.
+        sampled: gives the losses [S, B] of one sampled pass.
     """
 
-    def __init__(self, objective: Objective, copies: _Copies) -> None:
-        self.objective, self.copies = objective, copies
+    def __init__(self, objective: Objective, shape: tuple[int, int], sampled: Callable[[], Tensor]) -> None:
+        self.objective, self.shape, self.sampled = objective, shape, sampled
         self.others: _Others | None = None
 
     def __call__(self, outputs: Tensor) -> Tensor:
-        losses = evaluate(self.objective, outputs.unflatten(-2, self.copies.shape))
+        losses = evaluate(self.objective, outputs.unflatten(-2, self.shape))
         if self.others is None:
-            # Who samples no path, as Exact, sees all states of all copies at once: a pass is sampled for it.
-            path = losses.detach() if losses.dim() == 2 else self.copies.sampled(self.objective)
-            self.others = _Others.of(path)
-        return (self.copies.shape[0] * (self.others.bound(losses) - self.others.guesses)).flatten(-2)
+            # An estimator that samples no path, as Exact, sees all states of all copies at once: a pass is sampled for it.
+            self.others = _Others.of(losses.detach() if losses.dim() == 2 else self.sampled())
+        return (self.shape[0] * (self.others.bound(losses) - self.others.guesses)).flatten(-2)
 
     def values(self, losses: Tensor) -> Tensor:
         """The bounds [S, B] that each copy sees, where its loss by this objective is ``losses`` [S, B]."""
         if self.others is None:
             raise InputError("the estimator never evaluated the objective, so there is no bound; see Estimator.losses")
-        return losses / self.copies.shape[0] + self.others.guesses
+        return losses / self.shape[0] + self.others.guesses
 
 
 @final
@@ -261,11 +291,6 @@ class _Others:
 
 def _bound(losses: Tensor, log_sum: Tensor) -> Tensor:
     return math.log(len(log_sum)) - torch.logaddexp(-losses, log_sum)
-
-
-def repeated(t: Tensor, samples: int) -> Tensor:
-    """A batch ``t`` [B, ...] so many times, [samples * B, ...]: all of it, then all of it again."""
-    return t.expand(samples, *t.shape).flatten(0, 1)
 
 
 def _check_samples(samples: int) -> None:

@@ -123,6 +123,11 @@ class Network:
         """The binary layers in the order of evaluation."""
         return [layer for step in self.steps for layer in step.layers()]
 
+    def default_estimator(self) -> Estimator:
+        """The estimator of who chooses none: the one given to :func:`flipgrad.use`, or the recommended one."""
+        attached: Estimator | None = self.binary_layers[0].estimator
+        return attached or _recommended[0]()
+
     def front(self, x: Tensor) -> Tensor:
         """What the first binary layer sees of ``x``: the output of the real-valued modules before it."""
         for module in self.real:
@@ -192,7 +197,7 @@ class Estimator(ABC):
     unbiased: ClassVar[bool]
     unbiased_in: ClassVar[str] = ""
     relaxed_objective: ClassVar[bool] = False
-    second_derivatives: ClassVar[bool] = False
+    second_derivatives: bool = False
     cost: ClassVar[str] = ""
     citation: ClassVar[str]
 
@@ -253,10 +258,5 @@ _recommended: list[Callable[[], Estimator]] = []
 
 
 def recommend(estimator: Callable[[], Estimator]) -> None:
-    """Make an estimator the one that who does not choose gets."""
+    """Make new objects of an estimator what who does not choose gets."""
     _recommended[:] = [estimator]
-
-
-def recommended() -> Estimator:
-    """A new estimator for who does not choose one."""
-    return _recommended[0]()

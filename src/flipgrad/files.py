@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError, StorageError
+from flipgrad.machine import cores
 
 CHECKSUM = "checksum"
 # What we say of tensors in the metadata of their file.
@@ -304,8 +305,3 @@ def provenance() -> dict[str, object]:
     machine = {"system": platform.system(), "processor": platform.machine(), "threads": torch.get_num_threads()}
     machine["cores"] = cores()
     return {"command": sys.argv[1:], "versions": versions, "machine": machine}
-
-
-def cores() -> int:
-    """The processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from flipgrad.capture import capturing, check_exportable, refuse_scripting
-from flipgrad.contract import Batch, Estimator, LayerCall, LocalEstimator, Network, Visit, check_estimator, recommended
+from flipgrad.contract import Batch, Estimator, LayerCall, LocalEstimator, Network, Visit, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.guards import estimate, keeping_buffers
 from flipgrad.layers import UNDEFINED, BinaryLayer
@@ -101,7 +101,7 @@ class Sequential(nn.Module):
             draw = Mirrored(draw)
         if objective is None:
             return net.outputs(net.run(net.front(x), _by_layer, draw))
-        rule = estimator or net.binary_layers[0].estimator or recommended()
+        rule = estimator or net.default_estimator()
         losses = rule.losses(net, Batch(x, objective, draw, index))
         return estimate(losses, twice=rule.second_derivatives)
 

@@ -134,7 +134,7 @@ def test_shared_parameters_belong_to_the_first_layer():
 @pytest.mark.parametrize("estimator", [fg.ST(), fg.REINFORCE(fg.RunningBaseline(6))], ids=["vectorised", "one by one"])
 def test_draws_do_not_depend_on_the_workers(estimator, monkeypatch):
     # Chunks of a few draws, so that there are many.
-    monkeypatch.setattr("flipgrad.gradeval.draws.CHUNK", 6 * 11 * 4)
+    monkeypatch.setattr("flipgrad.gradeval.draws.PREACTIVATIONS_AT_ONCE", 6 * 11 * 4)
     problem = small(fg.Logistic())
     one, two = (torch.cat(list(Sampler(problem, estimator, [3], workers).draws(18))) for workers in (1, 2))
     assert one.shape == (18, problem.layers()["all"].stop)
@@ -173,10 +173,10 @@ def test_threads_are_given_back():
 
 
 def test_memory_is_bounded_by_chunks(monkeypatch):
-    monkeypatch.setattr("flipgrad.gradeval.draws.CHUNK", 6 * 11 * 2)
+    monkeypatch.setattr("flipgrad.gradeval.draws.PREACTIVATIONS_AT_ONCE", 6 * 11 * 2)
     chunks = list(Sampler(small(fg.Logistic()), fg.ST(), [0], 1).draws(17))
     assert [len(chunk) for chunk in chunks] == [2] * 8 + [1]
-    monkeypatch.setattr("flipgrad.gradeval.draws.LARGEST", 1)
+    monkeypatch.setattr("flipgrad.gradeval.draws.GRADIENT_ENTRIES_AT_ONCE", 1)
     assert [len(chunk) for chunk in Sampler(small(fg.Logistic()), fg.ST(), [0], 1).draws(3)] == [1, 1, 1]
 
 

@@ -11,11 +11,11 @@ import pytest
 import flipgrad as fg
 from flipgrad.reproduce import EXPERIMENTS, SCALES, Workshop, cifar, costs, keep, muprop, timing, toy, write_report
 from flipgrad.reproduce._cells import Place
-from flipgrad.reproduce._curves import GUESSING, Run
-from flipgrad.reproduce._training import Plan, image_folder, train_cell
-from flipgrad.reproduce.report import SOURCES
+from flipgrad.reproduce._curves import GUESSING, TrainingCurves
+from flipgrad.reproduce._training import TrainingPlan, image_folder, train_cell
+from flipgrad.reproduce.report import in_the_papers_order
 
-QUICK = Plan("digits", 1.0, 64, 32, 32, epochs=2, trials=2, trial_epochs=1, trial_images=32)
+QUICK = TrainingPlan("digits", 1.0, 64, 32, 32, epochs=2, trials=2, trial_epochs=1, trial_images=32)
 
 
 def silent(what: str, new: int, total: int) -> None:
@@ -100,7 +100,7 @@ def test_an_unknown_augmentation_is_refused(tmp_path):
         EXPERIMENTS["cifar"].reproduce(shop)
 
 
-def run(method: str, losses, relaxed=None, *, rate=0.1, diverged=None, accuracy=0.7, held_out=1.0) -> Run:
+def run(method: str, losses, relaxed=None, *, rate=0.1, diverged=None, accuracy=0.7, held_out=1.0) -> TrainingCurves:
     n = len(losses)
     curves = {
         "train_loss": losses,
@@ -108,10 +108,10 @@ def run(method: str, losses, relaxed=None, *, rate=0.1, diverged=None, accuracy=
         "accuracy_n": [accuracy] * n,
         "loss": [held_out] * n,
     }
-    return Run(method, "flip-crop", rate, True, relaxed is not None, diverged, curves)
+    return TrainingCurves(method, "flip-crop", True, False, relaxed is not None, rate, [], diverged, curves, 1.0)
 
 
-def as_in_the_paper() -> dict[str, Run]:
+def as_in_the_paper() -> dict[str, TrainingCurves]:
     falling = [2.0, 1.8, 1.5, 1.2, 1.0, 0.9, 0.8, 0.75, 0.7, 0.69]
     stalling = [2.0, 1.7, 1.5, 1.4, 1.4, 1.4, 1.4, 1.4, 1.45, 1.5]
     relaxed = {name: run(name, stalling, falling) for name in ("Tanh", "Concrete 1", "LocalReparam")}
@@ -163,19 +163,15 @@ def test_claims_about_muprop_follow_the_numbers():
     assert not muprop.slow(slow, broken).holds
 
 
-def curves(expected: list[float]) -> dict[str, list[float]]:
-    return {"expected": expected, "marginal": expected}
-
-
 def test_claims_about_the_toy_training_follow_the_numbers():
     epochs = [1, 10, 100]
     good = {
-        "REINFORCE": curves([0.7, 0.69, 0.3]),
-        "ARM": curves([0.7, 0.5, 0.3]),
-        "PSA": curves([0.7, 0.5, 0.3]),
-        "ST": curves([0.7, 0.55, 0.33]),
+        "REINFORCE": [0.7, 0.69, 0.3],
+        "ARM": [0.7, 0.5, 0.3],
+        "PSA": [0.7, 0.5, 0.3],
+        "ST": [0.7, 0.55, 0.33],
     }
-    bad = {**good, "REINFORCE": curves([0.7, 0.4, 0.5]), "ARM": curves([0.7, 0.9, 0.6]), "ST": curves([0.6, 0.4, 0.2])}
+    bad = {**good, "REINFORCE": [0.7, 0.4, 0.5], "ARM": [0.7, 0.9, 0.6], "ST": [0.6, 0.4, 0.2]}
     for told, holds in ((good, True), (bad, False)):
         assert toy.unbiased_train_well(told).holds == holds
         assert toy.reinforce_is_late(told, epochs).holds == holds
@@ -205,25 +201,30 @@ def test_the_papers_times():
         assert not claim(slow).holds
     sheet = timing.table(timing.PAPER)
     assert sheet.rows[0][:3] == ["PSA", "0.013 (2.60)", "0.013 (2.60)"]
-    assert sheet.markdown()[2].count("|") == len(sheet.head) + 1
+    assert str(sheet).splitlines()[2].count("|") == len(sheet.head) + 1
 
 
 def test_every_experiment_has_its_place_in_the_page_and_its_cost():
-    assert SOURCES.keys() == EXPERIMENTS.keys() == costs.RECORDED.keys()
-    for scales in costs.RECORDED.values():
-        assert scales.keys() == SCALES.keys()
+    order = [experiment.name for experiment in in_the_papers_order()]
+    assert order == [
+        *("rmse", "cosine", "cifar", "toy-example", "toy-training", "rmse-unbiased", "cosine-unbiased", "width", "depth"),
+        *("muprop", "timing", "estimators", "beyond"),
+    ]
+    for experiment in EXPERIMENTS.values():
+        assert experiment.words.endswith(".")
+        assert len(experiment.cost.seconds) == len(experiment.cost.cells) == len(SCALES)
 
 
 def test_costs_are_measured_where_it_was_run_and_estimated_elsewhere(tmp_path):
-    estimate = costs.cost("cifar", "small", tmp_path, 2.0, workers=2)
-    assert estimate == costs.Cost(costs.RECORDED["cifar"]["small"].seconds, measured=False)
-    assert costs.cost("rmse", "small", tmp_path, 2.0, workers=2).seconds == 2 * costs.RECORDED["rmse"]["small"].seconds
+    cifar, rmse = EXPERIMENTS["cifar"], EXPERIMENTS["rmse"]
+    assert costs.cost(cifar, "small", tmp_path, 2.0, workers=2) == costs.Cost(cifar.cost.seconds[1], measured=False)
+    assert costs.cost(rmse, "small", tmp_path, 2.0, workers=2).seconds == 2 * rmse.cost.seconds[1]
     record = {"scale": "small", "seconds": 12.5, **fg.files.provenance()}
     fg.files.write_json(tmp_path / "cifar.json", record)
-    assert costs.cost("cifar", "small", tmp_path, 2.0) == costs.Cost(12.5, measured=True)
-    assert not costs.cost("cifar", "paper", tmp_path, 2.0).measured
+    assert costs.cost(cifar, "small", tmp_path, 2.0) == costs.Cost(12.5, measured=True)
+    assert not costs.cost(cifar, "paper", tmp_path, 2.0).measured
     fg.files.write_json(tmp_path / "cifar.json", {**record, "machine": {**record["machine"], "cores": 1000}})
-    assert not costs.cost("cifar", "small", tmp_path, 2.0).measured
+    assert not costs.cost(cifar, "small", tmp_path, 2.0).measured
     assert 0 < costs.probe() < 10
 
 
@@ -249,7 +250,7 @@ def test_the_page_says_what_is_there_and_what_is_not(tmp_path):
     assert '<img src="rmse.png"' in text
     assert "&lt;b&gt;1&lt;/b&gt;" in text
     assert "1 of 1 claims hold in the 1 experiments" in text
-    assert text.count("Not made yet") == len(SOURCES) - 1
+    assert text.count("Not made yet") == len(EXPERIMENTS) - 1
     fg.files.write_json(tmp_path / "cosine.json", {})
     with pytest.raises(fg.InputError, match=r"cosine.json' is damaged"):
         write_report(tmp_path)

@@ -9,7 +9,8 @@ import pytest
 import flipgrad as fg
 from flipgrad import reproduce
 from flipgrad.reproduce import EXPERIMENTS, SCALES, Claim, Workshop
-from flipgrad.reproduce._experiment import Table
+from flipgrad.reproduce._experiment import Accuracies
+from flipgrad.reproduce._workshop import ToyNet
 from flipgrad.reproduce.accuracy import better_than_st, negative_cosines, one_draw_against_many, unbiased_in_the_last_layer
 from flipgrad.reproduce.size import advantage_grows
 
@@ -62,7 +63,7 @@ def test_nothing_is_computed_twice(folder, monkeypatch):
         raise AssertionError("measured or trained again")
 
     monkeypatch.setattr("flipgrad.gradeval.evaluate", refuse)
-    monkeypatch.setattr("flipgrad.reproduce._experiment.reference_training", refuse)
+    monkeypatch.setattr("flipgrad.reproduce._workshop.reference_training", refuse)
     before = (folder / "rmse.png").read_bytes()
     text = EXPERIMENTS["rmse"].reproduce(Workshop(folder, "smoke", 0, silent))
     assert text == (folder / "rmse.md").read_text()
@@ -82,8 +83,8 @@ def test_an_interruption_loses_one_estimator_at_most(tmp_path, folder):
     kept = json.loads((tmp_path / "cut/measured/5-5-5-epoch-1-100.json").read_text())["estimators"]
     assert list(kept) == ["REINFORCE"]
     EXPERIMENTS["rmse"].reproduce(Workshop(tmp_path / "cut", "smoke", 0, silent))
-    whole = Table.read(folder / "measured/5-5-5-epoch-1-100.json")
-    resumed = Table.read(tmp_path / "cut/measured/5-5-5-epoch-1-100.json")
+    whole = Accuracies.read(folder / "measured/5-5-5-epoch-1-100.json")
+    resumed = Accuracies.read(tmp_path / "cut/measured/5-5-5-epoch-1-100.json")
     for name in ("REINFORCE", "ARM", "PSA"):
         assert whole.layer(name, "layer 1") == resumed.layer(name, "layer 1")
 
@@ -100,7 +101,7 @@ def test_other_settings_in_the_folder_are_refused(folder, tmp_path):
 
 def test_overwriting_forgets_the_old_results(tmp_path):
     shop = Workshop(tmp_path, "smoke", 0, silent)
-    shop.network((3,), 1, (1,))
+    shop.network(ToyNet((3,)))
     assert len(list((tmp_path / "networks").iterdir())) == 1
     Workshop(tmp_path, "smoke", 1, silent, overwrite=True)
     assert not list((tmp_path / "networks").iterdir())
@@ -109,14 +110,14 @@ def test_overwriting_forgets_the_old_results(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"not a network", b'{"estimators": '])
 def test_damaged_files_are_named(tmp_path, content):
     shop = Workshop(tmp_path, "smoke", 0, silent)
-    shop.network((3,), 1, (1,))
+    shop.network(ToyNet((3,)))
     (tmp_path / "networks/3-epoch-1.safetensors").write_bytes(content)
     with pytest.raises(fg.InputError, match="delete it, it is made again"):
-        shop.network((3,), 1, (1,))
+        shop.network(ToyNet((3,)))
     (tmp_path / "networks/3-epoch-1.safetensors").unlink()
     (tmp_path / "measured/3-epoch-1-10.json").write_bytes(content)
     with pytest.raises(fg.InputError, match="delete it, it is made again"):
-        shop.measure((3,), 1, (1,), ["st"], 10)
+        shop.measure(ToyNet((3,)), ["st"], 10)
 
 
 def test_scales_grow_to_the_papers():
@@ -142,8 +143,8 @@ def entry(rmse: float, bias: float, low: float, cosine: float = 0.5) -> dict:
 
 
 def test_claims_follow_the_numbers():
-    good = Table({"PSA": entry(0.1, 0.02, 0), "ST": entry(0.2, 0.1, 0.09), "ARM": entry(9, 0.3, 0)})
-    bad = Table({"PSA": entry(0.4, 0.02, 0.01), "ST": entry(0.2, 0.1, 0.09), "ARM": entry(9, 0.3, 0, -0.1)})
+    good = Accuracies({"PSA": entry(0.1, 0.02, 0), "ST": entry(0.2, 0.1, 0.09), "ARM": entry(9, 0.3, 0)})
+    bad = Accuracies({"PSA": entry(0.4, 0.02, 0.01), "ST": entry(0.2, 0.1, 0.09), "ARM": entry(9, 0.3, 0, -0.1)})
     for claim in (lambda t: one_draw_against_many(t, "layer 1"), better_than_st):
         assert claim(good).holds
         assert not claim(bad).holds
@@ -158,7 +159,7 @@ def test_claims_follow_the_numbers():
 def test_growing_advantage_needs_every_step():
     tables = {}
     for name, arm in (("small", 1.0), ("middle", 3.0), ("large", 2.0)):
-        tables[name] = [Table({"PSA": entry(0.1, 0.02, 0), "ARM": entry(factor * arm, 0.3, 0)}) for factor in (0.5, 2.0)]
+        tables[name] = [Accuracies({"PSA": entry(0.1, 0.02, 0), "ARM": entry(factor * arm, 0.3, 0)}) for factor in (0.5, 2.0)]
     claim = advantage_grows(tables, "PSA", "width")
     assert not claim.holds
     assert "10 (5 to 20) for small, 30 (15 to 60) for middle, 20 (10 to 40) for large" in claim.numbers

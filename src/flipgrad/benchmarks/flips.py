@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_input
 
-from flipgrad.benchmarks._timing import interleaved
 from flipgrad.flips import Geometry, native, separable, vectorized
 from flipgrad.flips.choice import spread
+from flipgrad.machine import fastest
 from flipgrad.noise import Logistic, sign
 from flipgrad.training.models import CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES
 
@@ -81,7 +81,7 @@ def _measure(layer: Layer) -> dict[str, Any]:
     grad = torch.randn_like(a)
     kernels = _kernels(layer, x, a, grad, weight)
     errors = {name: _error(layer, kernels[name], x, a, grad, weight) for name in LIMITS if name in kernels}
-    seconds = interleaved(kernels, repeats=REPEATS)
+    seconds = fastest(kernels, repeats=REPEATS)
     row: dict[str, Any] = {"gradient_seconds": seconds["gradient"]}
     for name, limit in LIMITS.items():
         right = name in errors and errors[name] <= limit

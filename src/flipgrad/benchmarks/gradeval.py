@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from flipgrad import gradeval as measure
 from flipgrad.data import toy
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.gradeval.draws import Problem, Sampler, default_workers, one_by_one
+from flipgrad.machine import fastest
 from flipgrad.objectives import CrossEntropy
 from flipgrad.sampling import fresh
 from flipgrad.training.models import fully_connected
@@ -42,26 +42,18 @@ def gradeval() -> dict[str, Any]:
         if once:
             single_pass.append(name)
         rates[name] = _rate(sampler, FAST if once else SLOW) if _agrees(sampler) else None
-    started = time.perf_counter()
-    reference_training(data, [5, 5, 5], [20])
-    epoch = (time.perf_counter() - started) / 20
+    training = fastest({"20 epochs": lambda: reference_training(data, [5, 5, 5], [20])}, repeats=1)
     return {
         "points": len(data),
         "workers": workers,
         "samples_per_second": rates,
         "single_pass": single_pass,
-        "reference_training_seconds_per_epoch": epoch,
+        "reference_training_seconds_per_epoch": training["20 epochs"] / 20,
     }
 
 
 def _rate(sampler: Sampler, draws: int) -> float:
-    best = 0.0
-    for _ in range(REPEATS):
-        started = time.perf_counter()
-        for _ in sampler.draws(draws):
-            pass
-        best = max(best, draws / (time.perf_counter() - started))
-    return best
+    return draws / fastest({"draws": lambda: list(sampler.draws(draws))}, repeats=REPEATS)["draws"]
 
 
 def _agrees(sampler: Sampler) -> bool:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from flipgrad.benchmarks._timing import interleaved
+from flipgrad.benchmarks._steps import RATE, photographs
 from flipgrad.data import AUGMENTATIONS, DataSet, Split
 from flipgrad.estimators.names import for_training
+from flipgrad.machine import fastest
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
 from flipgrad.training.config import TrainConfig
@@ -22,8 +23,6 @@ from flipgrad.training.trainer import Trainer
 # Updates timed at once, and how often.
 UPDATES = 10
 REPEATS = 7
-# A rate of nearly 0: the work of an update, and all methods see the same weights.
-RATE = 1e-12
 
 
 def loop() -> dict[str, Any]:
@@ -46,7 +45,7 @@ def _measure(config: TrainConfig, data: DataSet) -> dict[str, Any]:
             works[name] = _updates(settings, make_net(settings, data), data)
             works[f"{name}_bare"] = _bare(settings, make_net(settings, data), data)
         works["loading"] = _loading(config, data)
-        seconds = interleaved(works, repeats=REPEATS)
+        seconds = fastest(works, repeats=REPEATS)
     return {
         "loading_share": {name: seconds["loading"] / seconds[name] for name in ("psa", "st")},
         "loop_over_bare_step": {name: seconds[name] / seconds[f"{name}_bare"] for name in ("psa", "st")},
@@ -98,5 +97,5 @@ def _loading(config: TrainConfig, data: DataSet) -> Callable[[], None]:
 
 def _photographs() -> DataSet:
     """As large as those of CIFAR-10, without its files."""
-    part = Split(torch.randn(1280, 3, 32, 32), torch.arange(1280) % 10)
+    part = Split(photographs(1280)[0], torch.arange(1280) % 10)
     return DataSet("cifar10", part, part, classes=10, background=0.0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flipgrad.benchmarks._steps import PSA_SAMPLED, gradient, photographs, update
 from flipgrad.estimators import PSA, ST
 from flipgrad.objectives import CrossEntropy
 from flipgrad.training.models import cifar_net
@@ -17,7 +18,7 @@ BATCH, STEPS = 64, 3
 # Processes of each: how much memory the system hands out varies, so the least counts.
 REPEATS = 3
 # The paper's two, and what averages inputs and head.
-METHODS = {"st": ST(), "psa": PSA(inputs="sampled", head="sampled"), "psa_rb": PSA(inputs="posterior", head="rao-blackwell")}
+METHODS = {"st": ST(), "psa": PSA_SAMPLED, "psa_rb": PSA(inputs="posterior", head="rao-blackwell")}
 
 
 def memory() -> dict[str, Any]:
@@ -37,13 +38,11 @@ def _in_a_process(name: str) -> float:
 def peak(name: str) -> float:
     """Gigabytes by which a few steps raise the peak memory of this process."""
     torch.manual_seed(0)
-    x, objective = torch.randn(BATCH, 3, 32, 32), CrossEntropy(torch.randint(10, (BATCH,)))
+    x, objective = photographs(BATCH)
     net = cifar_net()
-    net(x[:1], CrossEntropy(objective.labels[:1]), estimator=METHODS[name]).mean().backward()
+    gradient(net, x[:1], CrossEntropy(objective.labels[:1]), METHODS[name])()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-12, momentum=0.9, nesterov=True)
+    step = update(net, x, objective, METHODS[name])
     for _ in range(STEPS):
-        optimizer.zero_grad(set_to_none=True)
-        net(x, objective, estimator=METHODS[name]).mean().backward()
-        optimizer.step()
+        step()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from flipgrad.benchmarks._timing import interleaved
-from flipgrad.estimators import PSA, ST, Estimator
-from flipgrad.gradeval.draws import default_workers
+from flipgrad.benchmarks._steps import PSA_SAMPLED, PSA_SAMPLED_EXACT, gradient, photographs
+from flipgrad.estimators import ST, Estimator
 from flipgrad.layers import BinaryConv2d
+from flipgrad.machine import cores, fastest, threads
 from flipgrad.network import Sequential
-from flipgrad.objectives import CrossEntropy
 
 WIDTH, DEPTH, BATCH, SIZE = 96, 4, 32, 16
 REPEATS = 3
@@ -27,11 +25,7 @@ AXES: dict[str, tuple[list[int], float]] = {
     "batch": ([8, 16, 32, 64], 1.0),
 }
 # The paper's two.
-METHODS: dict[str, Estimator] = {
-    "ST": ST(),
-    "PSA": PSA(inputs="sampled", head="sampled"),
-    "PSA exact": PSA(inputs="sampled", head="sampled", exact=True),
-}
+METHODS: dict[str, Estimator] = {"ST": ST(), "PSA": PSA_SAMPLED, "PSA exact": PSA_SAMPLED_EXACT}
 
 
 def scaling() -> dict[str, Any]:
@@ -40,12 +34,12 @@ def scaling() -> dict[str, Any]:
     for axis, (values, theory) in AXES.items():
         rows = [_step_seconds(**{axis: value}) for value in values]
         result["axes"][axis] = _axis(values, rows, theory)
-    cores = list(range(1, default_workers(torch.device("cpu")) + 1))
+    counts = list(range(1, cores() + 1))
     rows = []
-    for threads in cores:
-        with _threads(threads):
+    for count in counts:
+        with threads(count):
             rows.append(_step_seconds())
-    result["axes"]["cores"] = _axis(cores, rows, -1.0)
+    result["axes"]["cores"] = _axis(counts, rows, -1.0)
     return result
 
 
@@ -63,24 +57,6 @@ def _step_seconds(width: int = WIDTH, depth: int = DEPTH, batch: int = BATCH) ->
     channels = [3, *[width] * depth]
     layers = [BinaryConv2d(n, m, 3, padding=1) for n, m in itertools.pairwise(channels)]
     net = Sequential(*layers, nn.AvgPool2d(SIZE), nn.Flatten(), head=nn.Linear(width, 10))
-    x, objective = torch.randn(batch, 3, SIZE, SIZE), CrossEntropy(torch.randint(10, (batch,)))
+    x, objective = photographs(batch, SIZE)
     net.initialize(x)
-
-    def run(rule: Estimator) -> Callable[[], None]:
-        def step() -> None:
-            net.zero_grad(set_to_none=True)
-            net(x, objective, estimator=rule).mean().backward()
-
-        return step
-
-    return interleaved({name: run(rule) for name, rule in METHODS.items()}, repeats=REPEATS)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return fastest({name: gradient(net, x, objective, rule) for name, rule in METHODS.items()}, repeats=REPEATS)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flipgrad.benchmarks._timing import interleaved
+from flipgrad.benchmarks._steps import PSA_SAMPLED, PSA_SAMPLED_EXACT, photographs, update
 from flipgrad.estimators import PSA, ST, Estimator, Tanh
+from flipgrad.machine import fastest
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
 from flipgrad.training.models import cifar_net
 
 BATCH = 64
 REPEATS = 5
-# Weights grow in training: the same with all of them, and the biases, so many times larger.
+# Weights grow in training: the same with all weights and biases multiplied by these.
 FACTORS = (1, 3, 10)
 # The relative error of a layer's gradient that the default tolerance may make.
 LARGEST_ERROR = 3e-3
@@ -25,14 +25,14 @@ LARGEST_ERROR = 3e-3
 ESTIMATORS: dict[str, Estimator] = {
     "tanh": Tanh(),
     "st": ST(),
-    "psa": PSA(inputs="sampled", head="sampled"),
-    "psa_exact": PSA(inputs="sampled", head="sampled", exact=True),
+    "psa": PSA_SAMPLED,
+    "psa_exact": PSA_SAMPLED_EXACT,
     "psa_mean": PSA(inputs="mean", head="rao-blackwell"),
     "psa_rb": PSA(inputs="posterior", head="rao-blackwell"),
 }
 # What an approximation is compared with.
 EXACT: dict[str, Estimator] = {
-    "psa": ESTIMATORS["psa_exact"],
+    "psa": PSA_SAMPLED_EXACT,
     "psa_mean": PSA(inputs="mean", head="rao-blackwell", exact=True),
     "psa_rb": PSA(inputs="posterior", head="rao-blackwell", exact=True),
 }
@@ -52,14 +52,14 @@ def step() -> dict[str, Any]:
 
 def _measure(factor: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    x, objective = torch.randn(BATCH, 3, 32, 32), CrossEntropy(torch.randint(10, (BATCH,)))
+    x, objective = photographs(BATCH)
     net = cifar_net().initialize(x)
     with torch.no_grad():
         for layer in net.binary_layers:
             layer.weight *= factor
             layer.bias *= factor
     errors = {name: _error(net, x, objective, ESTIMATORS[name], exact) for name, exact in EXACT.items()}
-    seconds = interleaved({name: _step(net, x, objective, rule) for name, rule in ESTIMATORS.items()}, repeats=REPEATS)
+    seconds = fastest({name: update(net, x, objective, rule) for name, rule in ESTIMATORS.items()}, repeats=REPEATS)
     ratios = {
         f"{name}_over_st": seconds[name] / seconds["st"] if errors.get(name, 0.0) <= LARGEST_ERROR else None
         for name in ESTIMATORS
@@ -71,18 +71,6 @@ def _measure(factor: int) -> dict[str, Any]:
         "st_over_tanh": seconds["st"] / seconds["tanh"],
         "seconds": seconds,
     }
-
-
-def _step(net: Sequential, x: Tensor, objective: CrossEntropy, rule: Estimator) -> Callable[[], None]:
-    # A rate of nearly 0: the work of an update, and all methods see the same weights.
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-12, momentum=0.9, nesterov=True)
-
-    def run() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        net(x, objective, estimator=rule).mean().backward()
-        optimizer.step()
-
-    return run
 
 
 def _error(net: Sequential, x: Tensor, objective: CrossEntropy, rule: Estimator, exact: Estimator) -> float:

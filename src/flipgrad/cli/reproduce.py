@@ -88,7 +88,7 @@ def _list(output: Path | None, workers: int | None) -> Table:
     speed = costs.probe() / costs.PROBE
     table = Table("name", "figure", *SCALES, caption="Time on this machine: measured, or ≈ estimated from recorded times")
     for experiment in EXPERIMENTS.values():
-        found = [costs.cost(experiment.name, scale, output or RESULTS / scale, speed, workers) for scale in SCALES]
+        found = [costs.cost(experiment, scale, output or RESULTS / scale, speed, workers) for scale in SCALES]
         times = [duration(cost.seconds) if cost.measured else f"≈ {_rough(cost.seconds)}" for cost in found]
         table.add_row(experiment.name, experiment.title, *times)
     return table

@@ -14,11 +14,12 @@ import torch
 import typer
 from rich.console import Console
 
-from flipgrad import files, plots, training
+from flipgrad import plots, training
 from flipgrad.cli._shared import evaluation_table, working
 from flipgrad.data import SOURCES, DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.estimators.names import for_training
+from flipgrad.machine import cores
 from flipgrad.network import Sequential
 from flipgrad.training import RunFolder, TrainConfig
 from flipgrad.training.board import Board
@@ -245,7 +246,7 @@ def _default_threads(data: str) -> int:
     source = SOURCES.get(data)
     if source is None or not source.needs_folder:
         return 1
-    return max(1, files.cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _go_on(path: Path, config: TrainConfig) -> str:

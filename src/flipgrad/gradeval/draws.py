@@ -8,9 +8,8 @@ ordinary backpropagation leaves every draw's gradient in its copy. The estimator
 from __future__ import annotations
 
 import copy
-import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,17 +23,17 @@ from torch.func import functional_call
 from flipgrad.contract import Batch, LayerCall
 from flipgrad.errors import InputError
 from flipgrad.estimators import Estimator
+from flipgrad.machine import cores, threads
 from flipgrad.network import Sequential, parameters_by_layer
 from flipgrad.noise import Noise
 from flipgrad.objectives import Objective
 from flipgrad.sampling import Draw, Stream, fresh
 
-# Pre-activations of all draws that are evaluated together: enough that the work outweighs the calls, few enough for memory.
-CHUNK = 2**22
-# Few draws are still divided into so many parts, for as many workers; not by their number, so that it changes no draw.
+# Bounds on the draws that are evaluated together: their pre-activations (enough that the work outweighs the calls, few enough
+# for memory) and the entries of their gradients.
+PREACTIVATIONS_AT_ONCE, GRADIENT_ENTRIES_AT_ONCE = 2**22, 2**24
+# Few draws are still divided into this many parts, for the workers. It is no function of their number: that changes no draw.
 PARTS = 8
-# Gradient entries of all draws that are held together.
-LARGEST = 2**24
 
 
 @final
@@ -102,8 +101,9 @@ class Sampler:
 
     def draws(self, samples: int) -> Iterator[Tensor]:
         """``samples`` gradients, [n, P] at a time."""
-        parameters = sum(parameter.numel() for parameter in self.problem.parameters().values())
-        rows = max(1, min(CHUNK // max(1, self.problem.size()), LARGEST // parameters, -(-samples // PARTS)))
+        by_size = PREACTIVATIONS_AT_ONCE // max(1, self.problem.size())
+        by_gradient = GRADIENT_ENTRIES_AT_ONCE // self.problem.layers()["all"].stop
+        rows = max(1, min(by_size, by_gradient, -(-samples // PARTS)))
         sizes = (min(rows, samples - start) for start in range(0, samples, rows))
         with _side_by_side(self.workers), ThreadPoolExecutor(self.workers) as pool:
             # Modules are changed while they are evaluated with other parameters, so every worker has its own.
@@ -123,8 +123,7 @@ class Sampler:
         return method(problem, estimator, count, self._stream(number + 1))
 
     def _stream(self, number: int) -> Stream:
-        (state,) = numpy.random.SeedSequence([*self.seed, number]).generate_state(1, numpy.uint64)
-        return Stream(int(state) >> 1, self.problem.x.device)
+        return stream([*self.seed, number], self.problem.x.device)
 
     def _can_vectorise(self) -> bool:
         try:
@@ -134,6 +133,12 @@ class Sampler:
             # It, or the objective, does something that torch cannot do for many draws at once, such as to remember each one.
             return False
         return True
+
+
+def stream(seed: Sequence[int], device: torch.device) -> Stream:
+    """The noise that belongs to a seed of several numbers."""
+    (state,) = numpy.random.SeedSequence(seed).generate_state(1, numpy.uint64)
+    return Stream(int(state) >> 1, device)
 
 
 def vectorised(problem: Problem, estimator: Estimator, count: int, draw: Draw, noise: Sequence[Tensor] = ()) -> Tensor:
@@ -198,12 +203,10 @@ class _Loss(nn.Module):
 
 def default_workers(device: torch.device) -> int:
     """All the cores that this process may use; one thread is enough to keep another device busy."""
-    if device.type != "cpu":
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores() if device.type == "cpu" else 1
 
 
-def check_finite(draws: Tensor, layers: dict[str, slice], name: str) -> None:
+def check_finite(draws: Tensor, layers: Mapping[str, slice], name: str) -> None:
     """Refuse gradients with NaN or infinity, naming the estimator and the layer."""
     for layer, part in layers.items():
         if not bool(torch.isfinite(draws[:, part]).all()):
@@ -234,12 +237,6 @@ def _in_order(
 @contextmanager
 def _side_by_side(workers: int) -> Iterator[None]:
     """Where several workers draw side by side, each of them uses one thread; torch is not to warn of slow operations."""
-    threads = torch.get_num_threads()
-    if workers > 1:
-        torch.set_num_threads(1)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    with threads(1 if workers > 1 else torch.get_num_threads()), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+        yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from reprlib import repr as brief
@@ -20,7 +20,6 @@ from flipgrad.estimators import DisARM, Estimator, Exact
 from flipgrad.gradeval.draws import Problem, Sampler, check_finite, default_workers
 from flipgrad.gradeval.reference import (
     Reference,
-    ReferenceLayer,
     can_be_exact,
     check_unbiased,
     drawn_reference,
@@ -36,7 +35,7 @@ from flipgrad.sampling import check_seed
 FEWEST = 10
 # More draws than a person can wait for.
 MOST_SAMPLES = 10**9
-# A reference of draws has so many times the draws of an estimator.
+# A reference of draws has this many times the draws of an estimator.
 REFERENCE_FACTOR = 100
 # More threads than any processor has.
 MOST_WORKERS = 1024
@@ -163,8 +162,16 @@ def evaluate(
     """
     named = _named(estimators)
     check_options(samples, seed, reference, reference_samples, workers)
-    if reference_samples is None:
-        reference_samples = REFERENCE_FACTOR * samples
+    problem = _problem(net, x, objective)
+    workers = default_workers(x.device) if workers is None else workers
+    tell = report or (lambda name, draws: None)
+    with keeping_buffers(net):
+        truth = _reference(problem, reference, reference_samples or REFERENCE_FACTOR * samples, seed, workers, tell)
+        measured = {name: _measure(problem, truth, name, rule, samples, seed, workers, tell) for name, rule in named.items()}
+    return Result(measured, truth, samples, len(x), seed)
+
+
+def _problem(net: Sequential, x: Tensor, objective: Objective) -> Problem:
     check_sequential(net, "gradeval")
     problem = Problem(net, x, objective)
     if not problem.parameters():
@@ -172,12 +179,7 @@ def evaluate(
     if not len(x):
         raise InputError("x is empty; give at least one data point")
     net.network().check_examples_alone("gradeval")
-    workers = default_workers(x.device) if workers is None else workers
-    tell = report or (lambda name, draws: None)
-    with keeping_buffers(net):
-        truth = _reference(problem, reference, reference_samples, seed, workers, tell)
-        measured = {name: _measure(problem, truth, name, rule, samples, seed, workers, tell) for name, rule in named.items()}
-    return Result(measured, truth, samples, len(x), seed)
+    return problem
 
 
 def check_options(
@@ -205,21 +207,24 @@ def _check_samples(samples: int, name: str) -> None:
 def _measure(
     problem: Problem, truth: Reference, name: str, estimator: Estimator, samples: int, seed: int, workers: int, tell: Report
 ) -> Measured:
-    layers = problem.layers()
     # Seeded by its name: the draws of an estimator do not depend on which others are measured.
     sampler = Sampler(problem, estimator, [seed, 1, zlib.crc32(name.encode())], workers)
-    tally = Tally(truth.gradient, layers, samples)
     started = time.perf_counter()
-    for draws in sampler.draws(samples):
+    draws = _told(sampler.draws(samples), name, tell)
+    accuracies = accuracy_of_draws(problem.layers(), truth, name, samples, draws)
+    rate = samples / (time.perf_counter() - started)
+    return Measured(rate, sampler.vectorised, estimator.unbiased, accuracies)
+
+
+def accuracy_of_draws(
+    layers: Mapping[str, slice], reference: Reference, name: str, samples: int, made: Iterable[Tensor]
+) -> list[Accuracy]:
+    """The accuracy in every layer of ``samples`` draws of the estimator with that ``name``, ``made`` [n, P] at a time."""
+    tally = Tally(reference.gradient, layers, samples)
+    for draws in made:
         check_finite(draws, layers, name)
         tally.add(draws)
-        tell(name, len(draws))
-    rate = samples / (time.perf_counter() - started)
-    return Measured(rate, sampler.vectorised, estimator.unbiased, corrected(tally.accuracies(), truth.layers))
-
-
-def corrected(accuracies: Sequence[Accuracy], reference: Sequence[ReferenceLayer]) -> list[Accuracy]:
-    """Biases without the part that is the reference's own error, and intervals that allow for two standard errors."""
+    # Biases without the part that is the reference's own error, and intervals that allow for two standard errors of it.
     return [
         replace(
             accuracy,
@@ -227,7 +232,7 @@ def corrected(accuracies: Sequence[Accuracy], reference: Sequence[ReferenceLayer
             bias_low=max(0.0, accuracy.bias_low - 2 * layer.error),
             bias_high=accuracy.bias_high + 2 * layer.error,
         )
-        for accuracy, layer in zip(accuracies, reference, strict=True)
+        for accuracy, layer in zip(tally.accuracies(), reference.layers, strict=True)
     ]
 
 
@@ -237,7 +242,15 @@ def _reference(
     if isinstance(choice, Exact) or (choice == "auto" and can_be_exact(problem)):
         return exact_reference(problem)
     estimator = DisARM() if isinstance(choice, str) else choice
-    return drawn_reference(problem, estimator, draws, seed=seed, workers=workers, report=lambda new: tell("reference", new))
+    made = Sampler(problem, estimator, [seed, 0], workers).draws(draws)
+    return drawn_reference(problem, estimator, draws, _told(made, "reference", tell))
+
+
+def _told(made: Iterable[Tensor], name: str, tell: Report) -> Iterator[Tensor]:
+    """Draws, of which ``tell`` is told as they are used."""
+    for draws in made:
+        yield draws
+        tell(name, len(draws))
 
 
 def _named(estimators: Sequence[Estimator] | Mapping[str, Estimator]) -> dict[str, Estimator]:

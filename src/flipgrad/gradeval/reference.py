@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -13,11 +13,11 @@ from torch import Tensor
 from flipgrad import exact
 from flipgrad.errors import InputError
 from flipgrad.estimators import Estimator, Exact
-from flipgrad.gradeval.draws import Problem, Sampler, check_finite
+from flipgrad.gradeval.draws import Problem, check_finite
 from flipgrad.gradeval.statistics import Tally
 
 # A part of the gradient that is shorter than this, relative to the whole, is rounding.
-NOTHING = 1e-6
+ROUNDING_SHARE = 1e-6
 
 
 @final
@@ -61,30 +61,35 @@ def exact_reference(problem: Problem) -> Reference:
     return Reference(gradient, "exact", "Exact", 0, _checked(layers))
 
 
-def drawn_reference(
-    problem: Problem, estimator: Estimator, draws: int, *, seed: int, workers: int, report: Callable[[int], None]
-) -> Reference:
-    """The mean of ``draws`` draws of an unbiased ``estimator``."""
+def drawn_reference(problem: Problem, estimator: Estimator, draws: int, made: Iterable[Tensor]) -> Reference:
+    """The mean of ``draws`` draws of an unbiased ``estimator``, which are ``made`` [n, P] at a time."""
     name = type(estimator).__name__
-    layers = problem.layers()
-    size = max(part.stop for part in layers.values())
-    tally = Tally(torch.zeros(size), layers, draws)
-    for some in Sampler(problem, estimator, [seed, 0], workers).draws(draws):
-        check_finite(some, layers, name)
-        tally.add(some)
-        report(len(some))
-    gradient = tally.mean()
-    result = []
-    for (layer, part), variance in zip(layers.items(), tally.variances(), strict=True):
-        # The squared length of a noisy mean holds its variance, too.
-        squared = float(gradient[part].square().sum()) - variance / draws
-        if squared <= variance / draws:
+    reference = mean_of_draws(problem.layers(), name, draws, made)
+    for layer in reference.layers:
+        if layer.error >= 1:
             raise InputError(
-                f"the reference of {draws:,} draws of {name} is mostly noise in {layer!r}: take more of them "
+                f"the reference of {draws:,} draws of {name} is mostly noise in {layer.name!r}: take more of them "
                 "(reference_samples), or an unbiased estimator with less variance (reference)"
             )
-        result.append(ReferenceLayer(layer, math.sqrt(squared), math.sqrt(variance / draws / squared)))
-    return Reference(gradient, "draws", name, draws, _checked(result))
+    return replace(reference, layers=_checked(reference.layers))
+
+
+def mean_of_draws(layers: Mapping[str, slice], name: str, draws: int, made: Iterable[Tensor]) -> Reference:
+    """The mean of ``draws`` draws of the estimator with that ``name``: its own expectation, be it biased or not.
+
+    A layer in which the mean is mostly noise has the relative error 1.
+    """
+    tally = Tally(torch.zeros(layers["all"].stop), layers, draws, grid=[])
+    for some in made:
+        check_finite(some, layers, name)
+        tally.add(some)
+    gradient, known = tally.mean(), []
+    for (layer, part), of_one_draw in zip(layers.items(), tally.variances(), strict=True):
+        variance = max(0.0, of_one_draw / draws)
+        # The squared length of a noisy mean holds its variance, too.
+        squared = max(float(gradient[part].square().sum()) - variance, variance)
+        known.append(ReferenceLayer(layer, math.sqrt(squared), math.sqrt(variance / squared) if squared else 1.0))
+    return Reference(gradient, "draws", name, draws, known)
 
 
 def can_be_exact(problem: Problem) -> bool:
@@ -108,7 +113,7 @@ def check_unbiased(estimator: Estimator) -> None:
 
 def _checked(layers: list[ReferenceLayer]) -> list[ReferenceLayer]:
     for layer in layers:
-        if layer.length <= NOTHING * layers[-1].length:
+        if layer.length <= ROUNDING_SHARE * layers[-1].length:
             raise InputError(
                 f"the true gradient of {layer.name!r} is zero to rounding, so that no error can be relative to it: exclude its "
                 "parameters with requires_grad_(False), or look for dead units"

@@ -15,14 +15,14 @@ Confidence intervals are the jackknife's over :data:`BATCHES` batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from scipy import stats
 from torch import Tensor
 
-# Batches of draws for bias, spread and their intervals.
+# Batches of draws for bias, variance and their intervals.
 BATCHES = 32
 # The level of confidence intervals.
 CONFIDENCE = 0.95
@@ -30,7 +30,7 @@ CONFIDENCE = 0.95
 COSINE_SHARE = 0.7
 # Relative to the reference, what is left of zero after sums over many draws.
 ROUNDING = 1e-12
-# The largest M leaves so many groups, where there are so many draws.
+# Groups of M draws that the largest M leaves, where there are enough draws.
 GROUPS = 10
 
 
@@ -70,7 +70,7 @@ class Accuracy:
 
 
 def sample_grid(samples: int) -> list[int]:
-    """1, 2, 5, 10, 20, ... as far as ten groups of so many draws can be made.
+    """1, 2, 5, 10, 20, ... as far as ten groups of that many draws can be made.
 
     >>> sample_grid(1000)
     [1, 2, 5, 10, 20, 50, 100]
@@ -86,12 +86,15 @@ class Tally:
         reference: the true gradient [P].
         layers: for every layer, which of the P numbers are its own.
         samples: how many draws will come.
+        grid: the numbers M of draws in an estimate; by default those of :func:`sample_grid`.
     """
 
-    def __init__(self, reference: Tensor, layers: Mapping[str, slice], samples: int) -> None:
+    def __init__(
+        self, reference: Tensor, layers: Mapping[str, slice], samples: int, *, grid: Sequence[int] | None = None
+    ) -> None:
         self.reference = reference.double().cpu()
         self.layers = layers
-        self.grid = sample_grid(samples)
+        self.grid = sample_grid(samples) if grid is None else list(grid)
         self._seen = 0
         self._sum = torch.zeros_like(self.reference)
         self._ends = dict.fromkeys(self.grid, self._sum)
@@ -166,11 +169,10 @@ class Tally:
             squared_bias(whole, own.sum(), sizes.sum(), sizes.square().sum()),
             squared_bias(length, own.sum() - own, count, squared_counts),
         )
-        spread = _jackknife(
+        return bias, _jackknife(
             variance(whole, squares.sum(), sizes.sum()),
             variance(length, squares.sum() - squares, count),
         )
-        return bias, spread
 
     def _per_layer(self, values: Tensor) -> Tensor:
         """Sums [n, layers] of ``values`` [n, P]."""

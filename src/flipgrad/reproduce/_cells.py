@@ -15,17 +15,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, final
 
-import torch
-
 from flipgrad import files
 from flipgrad.errors import InputError
+from flipgrad.machine import threads
 from flipgrad.training.lock import FolderLock
 
 RESULT, SPENT, ERROR = "result.json", "spent.json", "error.txt"
 # What to do about a file that cannot be read.
 AGAIN = "delete it, it is made again"
-# Seconds between two looks whether another process has let go of a cell's folder.
-PATIENCE = 0.2
+# Seconds between two attempts to lock a folder that another process holds, and, in runners, between two looks at who watches.
+LOOK = 0.2
+# Seconds that cells have to save their work when they are stopped.
+GRACE = 60.0
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """What is in a JSON file of a reproduction; a damaged one is an :class:`InputError` that says to delete it."""
+    return files.read_json(path, missing=AGAIN, broken=AGAIN)
 
 
 class CellError(RuntimeError):
@@ -94,12 +100,12 @@ class Cell:
         if not path.exists():
             return None
         try:
-            record = files.read_json(path, missing=AGAIN, broken=AGAIN)
+            record = read_result(path)
             settings = record["settings"]
             dict(record["result"])
+        except InputError:
+            raise
         except (ValueError, TypeError, KeyError) as error:
-            if isinstance(error, InputError):
-                raise
             raise InputError(f"'{path}' is damaged ({error}); {AGAIN}") from None
         if settings != json.loads(json.dumps(self.settings)):
             raise InputError(f"'{path}' is of other settings; give another --output, or delete it")
@@ -130,16 +136,68 @@ class Runner(Protocol):
 
         Raises:
             CellError: if a cell failed; the others are done nevertheless.
-            InputError: if a cell found its input wrong.
+            InputError: if a cell found its input wrong; then all cells are stopped.
         """
 
 
+@final
+class Ledger:
+    """What has become of the cells of a run: how much of each was told, and which failed.
+
+    Args:
+        root: the folder of the cells' folders.
+        tell: see :class:`Runner`.
+    """
+
+    def __init__(self, root: Path, tell: Callable[[str, int], None]) -> None:
+        self._root, self._tell = root, tell
+        self._told: dict[str, int] = {}
+        self._failures: list[Outcome] = []
+
+    def advance(self, cell: Cell, share: float) -> None:
+        """Tell which share of a cell is done."""
+        done = round(share * cell.cost)
+        new, self._told[cell.name] = done - self._told.get(cell.name, 0), done
+        self._tell(cell.name, new)
+
+    def look(self, what: str) -> None:
+        """Say what is at hand; whoever watches may interrupt here."""
+        self._tell(what, 0)
+
+    def end(self, cell: Cell, outcome: Outcome) -> None:
+        """Note how a cell ended.
+
+        Raises:
+            KeyboardInterrupt: if it was asked to stop: then all of them are.
+            InputError: if its input was wrong: the other cells would find the same.
+        """
+        if outcome.kind == "stopped":
+            raise KeyboardInterrupt
+        if outcome.kind == "bad input":
+            raise InputError(f"{cell.name}: {outcome.message}")
+        if outcome.kind == "failed":
+            self._failures.append(outcome)
+        self.advance(cell, 1.0)
+
+    def close(self) -> None:
+        """Raise a :class:`CellError` that names all cells that failed, if there are any."""
+        if self._failures:
+            told = "; ".join(f"{outcome.name} ({outcome.message.splitlines()[0]:.200})" for outcome in self._failures)
+            raise CellError(
+                f"{len(self._failures)} cell{'s' * (len(self._failures) > 1)} failed: {told}. More is in {ERROR} of their "
+                f"folders in {self._root}; all other results are kept, and the same command tries these again"
+            )
+
+
 def attempt(cell: Cell, root: Path, stop: Callable[[], bool], report: Callable[[float], None]) -> Outcome:
-    """Do a cell, unless it is done or another process is doing it: then wait for that one."""
+    """Do a cell, unless it is done or another process is doing it: then wait for that one.
+
+    It runs on one thread: cells share the cores, and their numbers do not depend on how many run side by side.
+    """
     folder = cell.folder(root)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _held(folder, stop), one_thread():
+        with _held(folder, stop), threads(1):
             if stop():
                 raise KeyboardInterrupt
             if cell.read(root) is None:
@@ -153,19 +211,6 @@ def attempt(cell: Cell, root: Path, stop: Callable[[], bool], report: Callable[[
             (folder / ERROR).write_text(traceback.format_exc(), encoding="utf-8")
         return Outcome(cell.name, "failed", f"{type(error).__name__}: {error}")
     return Outcome(cell.name, "done")
-
-
-def complain(failures: Sequence[Outcome], root: Path) -> None:
-    """Raise what the failed cells of a run amount to, if there are any."""
-    for outcome in failures:
-        if outcome.kind == "bad input":
-            raise InputError(f"{outcome.name}: {outcome.message}")
-    if failures:
-        told = "; ".join(f"{outcome.name} ({outcome.message.splitlines()[0]:.200})" for outcome in failures)
-        raise CellError(
-            f"{len(failures)} cell{'s' * (len(failures) > 1)} failed: {told}. More is in {ERROR} of their folders in {root}; "
-            "all other results are kept, and the same command tries these again"
-        )
 
 
 def _work(cell: Cell, folder: Path, stop: Callable[[], bool], report: Callable[[float], None]) -> None:
@@ -188,7 +233,7 @@ def _work(cell: Cell, folder: Path, stop: Callable[[], bool], report: Callable[[
 def _spent(folder: Path) -> float:
     """Seconds of earlier attempts that were asked to stop."""
     try:
-        return float(files.read_json(folder / SPENT, missing=AGAIN, broken=AGAIN)["seconds"])
+        return float(read_result(folder / SPENT)["seconds"])
     except (ValueError, TypeError, KeyError):
         return 0.0
 
@@ -203,19 +248,8 @@ def _held(folder: Path, stop: Callable[[], bool]) -> Iterator[None]:
         except InputError:
             if stop():
                 raise KeyboardInterrupt from None
-            time.sleep(PATIENCE)
+            time.sleep(LOOK)
     try:
         yield
     finally:
         lock.release()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Cells share the cores by themselves; and with one thread each their numbers do not depend on how many run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

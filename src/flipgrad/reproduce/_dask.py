@@ -16,11 +16,10 @@ from typing import Any, final
 from uuid import uuid4
 
 from flipgrad.errors import InputError
-from flipgrad.reproduce._cells import Cell, Outcome, attempt, complain
+from flipgrad.reproduce._cells import GRACE, LOOK, Cell, Ledger, Outcome, attempt
 
-# Seconds: to find the scheduler, between two looks at the person who watches and of a worker at its order to stop, and that
-# cells have to save their work.
-CONNECT, LOOK, GRACE = 10.0, 0.2, 60.0
+# Seconds to find the scheduler.
+CONNECT = 10.0
 
 # A process does one cell at a time, however many threads its worker has: torch's seed and its threads belong to the process.
 _BUSY = threading.Lock()
@@ -51,15 +50,16 @@ class DaskRunner:
                 client.submit(_on_a_worker, cell, str(root), str(order), key=f"{cell.name}-{name}", pure=False): cell
                 for cell in cells
             }
+            ledger = Ledger(root, tell)
             try:
-                failures = self._follow(tasks, root, tell)
+                self._follow(tasks, root, ledger)
             except BaseException:
                 order.touch()
                 self._end(client, tasks)
                 raise
             finally:
                 order.unlink(missing_ok=True)
-        complain(failures, root)
+        ledger.close()
 
     def _client(self) -> Any:
         try:
@@ -68,29 +68,20 @@ class DaskRunner:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(f"--dask {self.address}: no Dask scheduler answers there ({reason:.200})") from None
 
-    def _follow(self, tasks: dict[Any, Cell], root: Path, tell: Callable[[str, int], None]) -> list[Outcome]:
-        failures: list[Outcome] = []
+    def _follow(self, tasks: dict[Any, Cell], root: Path, ledger: Ledger) -> None:
         pending = set(tasks)
         while pending:
             for task in [task for task in pending if task.done()]:
                 pending.remove(task)
-                cell = tasks[task]
-                outcome = _outcome(task, cell)
-                if outcome.kind == "stopped":
-                    raise KeyboardInterrupt
+                cell, outcome = tasks[task], _outcome(task, tasks[task])
                 if outcome.kind == "done" and cell.read(root) is None:
                     raise InputError(
                         f"--dask {self.address}: {cell.name} was done, and its result is not in '{root}'; give an --output on "
                         "a disk that this machine and all workers see at the same path"
                     )
-                if outcome.kind == "bad input":
-                    complain([outcome], root)
-                if outcome.kind == "failed":
-                    failures.append(outcome)
-                tell(cell.name, cell.cost)
-            tell("on the cluster", 0)
+                ledger.end(cell, outcome)
+            ledger.look("on the cluster")
             time.sleep(LOOK)
-        return failures
 
     def _end(self, client: Any, tasks: dict[Any, Cell]) -> None:
         """Wait for the cells that run, which have been told to stop; those that wait are not begun."""

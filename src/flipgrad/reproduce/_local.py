@@ -1,38 +1,34 @@
-"""Cells in processes of this machine."""
+"""Cells in processes of this machine.
+
+Not a pool of ``concurrent.futures`` or joblib: there the death of one process breaks the pool without a word of whose work it
+was, or of its exit code, and processes outlive a parent that is killed. Here each has a pipe of its own, whose end tells both.
+"""
 
 from __future__ import annotations
 
-import os
 import queue
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, final
 
 from flipgrad.errors import InputError
-from flipgrad.reproduce._cells import Cell, Outcome, attempt, complain
+from flipgrad.machine import cores
+from flipgrad.reproduce._cells import GRACE, LOOK, Cell, Ledger, Outcome, attempt
 
-# Seconds: between two looks at the person who watches, between two reports of a cell, and that a cell has to save its work.
-LOOK, REPORT, GRACE = 0.2, 0.2, 60.0
-# The exit code of a process that was not asked.
+# The exit code of a process that the system killed.
 KILLED = -9
-
-
-def cores() -> int:
-    """Those this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @final
 class LocalRunner:
-    """Runs so many cells at a time: one in this process, more in new ones, each with one thread.
+    """Runs ``workers`` cells at a time: one in this process, more in new ones, each with one thread.
 
     Args:
         workers: how many; by default one for every core.
@@ -44,149 +40,109 @@ class LocalRunner:
         self.workers = workers or cores()
 
     def run(self, cells: Sequence[Cell], root: Path, tell: Callable[[str, int], None]) -> None:
-        if min(self.workers, len(cells)) <= 1:
-            _here(cells, root, tell)
+        workers, ledger = min(self.workers, len(cells)), Ledger(root, tell)
+        if workers <= 1:
+            _here(cells, root, ledger)
         else:
-            _Team(cells, root, tell).run(min(self.workers, len(cells)))
+            _in_processes(cells, root, ledger, workers)
+        ledger.close()
 
 
-def _here(cells: Sequence[Cell], root: Path, tell: Callable[[str, int], None]) -> None:
+def _here(cells: Sequence[Cell], root: Path, ledger: Ledger) -> None:
     """One cell after the other in this process."""
     stopped = threading.Event()
-    failures = []
     for cell in cells:
-        told = 0
 
         def report(share: float, cell: Cell = cell) -> None:
-            nonlocal told
-            new = round(share * cell.cost) - told
-            told += new
             try:
-                tell(cell.name, new)
+                ledger.advance(cell, share)
             except KeyboardInterrupt:
                 # Not from here: the cell is to save its work first.
                 stopped.set()
 
-        outcome = attempt(cell, root, stopped.is_set, report)
-        if outcome.kind == "stopped":
-            raise KeyboardInterrupt
-        report(1.0)
+        ledger.end(cell, attempt(cell, root, stopped.is_set, report))
         if stopped.is_set():
             raise KeyboardInterrupt
-        if outcome.kind != "done":
-            failures.append(outcome)
-        if outcome.kind == "bad input":
-            break
-    complain(failures, root)
+
+
+def _in_processes(cells: Sequence[Cell], root: Path, ledger: Ledger, count: int) -> None:
+    """Cells in ``count`` processes; one that dies is replaced, and its cell failed."""
+    waiting = deque(cells)
+    workers: dict[Any, _Worker] = {}
+
+    def hire() -> None:
+        worker = _Worker(root)
+        workers[worker.pipe] = worker
+        worker.give(waiting.popleft())
+
+    try:
+        for _ in range(count):
+            hire()
+        while workers:
+            for pipe in connection.wait(list(workers), LOOK):
+                worker = workers[pipe]
+                message = worker.hear()
+                if isinstance(message, float):
+                    ledger.advance(worker.cell, message)
+                    continue
+                ledger.end(worker.cell, message)
+                if waiting and worker.process.is_alive():
+                    worker.give(waiting.popleft())
+                else:
+                    _end([workers.pop(pipe)])
+                    if waiting:
+                        hire()
+            ledger.look(next((worker.cell.name for worker in workers.values()), ""))
+    finally:
+        _end(list(workers.values()))
 
 
 @final
-@dataclass
 class _Worker:
     """A process, the pipe to it, and the cell it is at."""
 
-    process: SpawnProcess
-    pipe: Connection
-    cell: Cell | None = None
-    told: int = 0
+    cell: Cell
 
-
-@final
-class _Team:
-    """Processes that are handed one cell after the other."""
-
-    def __init__(self, cells: Sequence[Cell], root: Path, tell: Callable[[str, int], None]) -> None:
-        self._waiting, self._root, self._tell = deque(cells), root, tell
-        self._workers: dict[Connection, _Worker] = {}
-        self._failures: list[Outcome] = []
-
-    def run(self, size: int) -> None:
-        try:
-            for _ in range(size):
-                self._hire()
-            while self._workers:
-                for pipe in connection.wait(list(self._workers), LOOK):
-                    if isinstance(pipe, Connection):
-                        self._hear(self._workers[pipe])
-                busy = next((worker.cell.name for worker in self._workers.values() if worker.cell), "")
-                self._tell(busy, 0)
-        finally:
-            self._dismiss()
-        complain(self._failures, self._root)
-
-    def _hire(self) -> None:
+    def __init__(self, root: Path) -> None:
         context = get_context("spawn")
-        ours, theirs = context.Pipe()
+        self.pipe, theirs = context.Pipe()
         # Not a daemon, so that it may save its work when this process ends; it ends itself when the pipe does.
-        process = context.Process(target=_serve, args=(theirs, str(self._root)))
-        process.start()
+        self.process = context.Process(target=_serve, args=(theirs, str(root)))
+        self.process.start()
         theirs.close()
-        worker = self._workers[ours] = _Worker(process, ours)
-        self._hand(worker)
 
-    def _hand(self, worker: _Worker) -> None:
-        """The next cell, or nothing more to do."""
-        worker.cell, worker.told = None, 0
-        if self._waiting:
-            worker.cell = self._waiting.popleft()
-            worker.pipe.send(worker.cell)
-        else:
-            self._release(worker)
+    def give(self, cell: Cell) -> None:
+        """Hand it the next cell."""
+        self.cell = cell
+        self.pipe.send(cell)
 
-    def _release(self, worker: _Worker) -> None:
-        del self._workers[worker.pipe]
-        worker.pipe.close()
-        worker.process.join(GRACE)
-
-    def _hear(self, worker: _Worker) -> None:
-        cell = worker.cell
-        if cell is None:
-            return
+    def hear(self) -> float | Outcome:
+        """The share of its cell that is done, or how that ended; where it died, its cell failed."""
         try:
-            message: float | Outcome = worker.pipe.recv()
+            message: float | Outcome = self.pipe.recv()
         except (EOFError, OSError):
-            self._mourn(worker, cell)
-            return
-        share = message if isinstance(message, float) else 1.0
-        new = round(share * cell.cost) - worker.told
-        worker.told += new
-        self._tell(cell.name, new)
-        if isinstance(message, Outcome):
-            if message.kind == "stopped":
-                # Someone told this process alone to stop: then all of them.
-                raise KeyboardInterrupt
-            if message.kind != "done":
-                self._failures.append(message)
-            if message.kind == "bad input":
-                # The others would find the same.
-                self._waiting.clear()
-            self._hand(worker)
+            _end([self])
+            why = f"its process ended with exit code {self.process.exitcode}"
+            if self.process.exitcode == KILLED:
+                why += ", killed; perhaps memory ran out: try fewer --workers"
+            return Outcome(self.cell.name, "failed", why)
+        return message
 
-    def _mourn(self, worker: _Worker, cell: Cell) -> None:
-        """A process ended without a word: its cell failed, and another process takes its place."""
-        self._release(worker)
-        why = f"its process ended with exit code {worker.process.exitcode}"
-        if worker.process.exitcode == KILLED:
-            why += ", killed; perhaps memory ran out: try fewer --workers"
-        self._failures.append(Outcome(cell.name, "failed", why))
-        if self._waiting:
-            self._hire()
 
-    def _dismiss(self) -> None:
-        """Ask all that are left to save their work and end; those that do not are ended."""
-        for worker in self._workers.values():
-            worker.pipe.close()
-        until = time.monotonic() + GRACE
-        for worker in self._workers.values():
-            worker.process.join(max(0.0, until - time.monotonic()))
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-        self._workers.clear()
+def _end(workers: Sequence[_Worker]) -> None:
+    """Ask them to save their work and end; those that do not are ended."""
+    for worker in workers:
+        worker.pipe.close()
+    until = time.monotonic() + GRACE
+    for worker in workers:
+        worker.process.join(max(0.0, until - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
 
 
 def _serve(pipe: Connection, root: str) -> None:
-    """A process of the team: cells come through the pipe, and the end of the pipe, however it came about, means to stop."""
+    """A worker: cells come through the pipe, and the end of the pipe, however it came about, means to stop."""
     stop = threading.Event()
     # A terminal tells all processes of Ctrl-C; only the first one decides. A polite kill of all of them saves the work.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -194,29 +150,25 @@ def _serve(pipe: Connection, root: str) -> None:
     inbox: queue.SimpleQueue[Cell | None] = queue.SimpleQueue()
 
     def listen() -> None:
-        try:
+        with suppress(EOFError, OSError):
             while True:
                 inbox.put(pipe.recv())
-        except (EOFError, OSError):
-            stop.set()
-            inbox.put(None)
+        stop.set()
+        inbox.put(None)
 
     threading.Thread(target=listen, daemon=True).start()
     reported = 0.0
 
+    def send(message: float | Outcome) -> None:
+        # Where the other side is gone, the thread that listens hears of it.
+        with suppress(OSError):
+            pipe.send(message)
+
     def report(share: float) -> None:
         nonlocal reported
-        if time.monotonic() - reported > REPORT:
+        if time.monotonic() - reported > LOOK:
             reported = time.monotonic()
-            _send(pipe, float(share))
+            send(float(share))
 
     while (cell := inbox.get()) is not None:
-        _send(pipe, attempt(cell, Path(root), stop.is_set, report))
-
-
-def _send(pipe: Connection, message: Any) -> None:
-    try:
-        pipe.send(message)
-    except OSError:
-        # The other side is gone; that the pipe ended is heard by whoever listens.
-        return
+        send(attempt(cell, Path(root), stop.is_set, report))

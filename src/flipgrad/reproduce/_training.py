@@ -36,7 +36,7 @@ NAMES = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
 
 @final
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How long networks are trained, and on what.
 
     Attributes:
@@ -98,7 +98,7 @@ class Plan:
         return Cell(name, train_cell, settings, cost=self.epochs + search, inputs=inputs)
 
 
-def image_folder(plan: Plan, given: Path | None) -> Path | None:
+def image_folder(plan: TrainingPlan, given: Path | None) -> Path | None:
     """The folder of the images of ``plan``, None if it needs none.
 
     Args:
@@ -131,16 +131,15 @@ def train_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     with _or_anew(place.folder), RunFolder.reopen(path) if known else RunFolder(path, overwrite=True) as folder:
         if not known:
             folder.write_config(config)
-        rate, trials, share = config.lr, [], 0.0
+        found: dict[str, Any] = {"rate": config.lr, "trials": []}
+        share = 0.0
         if config.lr == AUTO:
             share = _search_share(config, len(data.train))
-            try:
-                found = _search(config, data, folder, place, share)
-            except _NoRateError as error:
-                return {"rate": None, "trials": [], "curves": {}, "diverged": str(error)}
-            rate, trials = found["rate"], found["trials"]
-        diverged = _train(replace(config, lr=rate), data, folder, place, share)
-        return {"rate": rate, "trials": trials, "curves": _curves(path / RunFolder.METRICS), "diverged": diverged}
+            found = _search(config, data, folder, place, share)
+            if found["rate"] is None:
+                return {**found, "curves": {}}
+        diverged = _train(replace(config, lr=found["rate"]), data, folder, place, share)
+        return {**found, "curves": _curves(path / RunFolder.METRICS), "diverged": diverged}
 
 
 @contextmanager
@@ -158,18 +157,14 @@ def prepared(settings: Mapping[str, Any], place: Place) -> tuple[TrainConfig, Da
     return config, _fewer(load_data(config), settings["images"], settings["held_out"], config.seed)
 
 
-class _NoRateError(Exception):
-    """All trials diverged."""
-
-
 def _search(config: TrainConfig, data: DataSet, folder: RunFolder, place: Place, share: float) -> dict[str, Any]:
-    done = read_trials(folder.path, data)
+    """The ``rate`` that was found and the ``trials``; where all of them diverged, no rate, and what ``diverged`` says."""
     try:
         found = automatic_rate(
             config,
             lambda: make_net(config, data),
             data,
-            done=done,
+            done=read_trials(folder.path, data),
             report=lambda updates, total, trials: place.report(share * updates / total),
             trial_done=lambda trials: folder.write_trials(trials, data),
             stop=place.stop,
@@ -177,7 +172,7 @@ def _search(config: TrainConfig, data: DataSet, folder: RunFolder, place: Place,
     except InputError as error:
         trials = read_trials(folder.path, data)
         if trials and all(trial.diverged for trial in trials):
-            raise _NoRateError(str(error)) from None
+            return {"rate": None, "trials": [], "diverged": str(error)}
         raise
     return {"rate": found.rate, "trials": [trial.as_json() for trial in found.trials]}
 
@@ -212,7 +207,7 @@ def _fewer(data: DataSet, images: int | None, held_out: int | None, seed: int) -
 
 
 def _take(split: Split, count: int | None, seed: int) -> Split:
-    """So many examples, of all classes alike; all of them if there are no more."""
+    """``count`` examples, of all classes alike; all of them if there are no more."""
     if count is None or count >= len(split):
         return split
     return split.divide(count / len(split), seed=seed)[1]

@@ -18,7 +18,8 @@ from flipgrad.estimators.names import for_training
 from flipgrad.network import Sequential, probabilities
 from flipgrad.objectives import CrossEntropy
 from flipgrad.reproduce._cells import Cell, Place
-from flipgrad.reproduce._experiment import Claim, Experiment, Workshop
+from flipgrad.reproduce._experiment import Claim, CoreTime, Experiment
+from flipgrad.reproduce._workshop import Workshop
 from flipgrad.reproduce.accuracy import WIDTHS
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference_training import reference_training
@@ -43,21 +44,29 @@ class ToyTraining(Experiment):
 
     name = "toy-training"
     title = "Appendix C: training losses of a 5-5-5 network on the toy problem"
+    place = "Figure C.2"
+    words = (
+        "Training losses of a 5-5-5 network on these data: the expected loss (dashed) and that of the ensemble "
+        "(solid). REINFORCE does not do well in the beginning and gets there eventually; ARM and PSA are alike; ST is "
+        "somewhat slower. Unbiased estimators perform well on this problem."
+    )
+    cost = CoreTime((4, 560, 5600), cells=(4, 4, 40))
 
     def run(self, shop: Workshop) -> list[Claim]:
         epochs, networks = LENGTH[shop.scale_name]
         found = trainings(shop, self.name, METHODS, epochs, networks)
         path = shop.store(self.name, {"methods": found, "widths": list(WIDTHS)})
         plots.toy_training(path, shop.folder / self.name)
-        curves = {name: _mean_curves(entry["runs"]) for name, entry in found.items()}
+        curves = {name: np.mean([run["expected"] for run in entry["runs"]], 0).tolist() for name, entry in found.items()}
         when = next(iter(found.values()))["epochs"]
         return [unbiased_train_well(curves), reinforce_is_late(curves, when), psa_as_arm(curves), st_is_slower(curves)]
 
 
 def trainings(shop: Workshop, stage: str, methods: Sequence[str], epochs: int, networks: int) -> dict[str, dict[str, Any]]:
     """Train several networks with each of the ``methods``: the ``epochs`` and ``runs`` of curves, by what figures call them."""
+    common = {"epochs": epochs, "widths": list(WIDTHS), "data_seed": shop.seed}
     cells = [
-        Cell(f"{stage}-{method}-{k}", train_toy, _settings(method, epochs, shop.seed + k, shop.seed), cost=epochs)
+        Cell(f"{stage}-{method}-{k}", train_toy, {"method": method, "seed": shop.seed + k, **common}, cost=epochs)
         for method in methods
         for k in range(networks)
     ]
@@ -66,10 +75,6 @@ def trainings(shop: Workshop, stage: str, methods: Sequence[str], epochs: int, n
         entry = found.setdefault(record["result"]["label"], {"epochs": record["result"]["epochs"], "runs": []})
         entry["runs"].append({key: record["result"][key] for key in ("expected", "marginal")})
     return found
-
-
-def _settings(method: str, epochs: int, seed: int, data_seed: int) -> dict[str, Any]:
-    return {"method": method, "epochs": epochs, "widths": list(WIDTHS), "seed": seed, "data_seed": data_seed}
 
 
 def train_toy(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
@@ -104,33 +109,32 @@ def train_toy(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     }
 
 
-Curves = Mapping[str, Mapping[str, Sequence[float]]]
+# Expected losses along the training, by estimator.
+Curves = Mapping[str, Sequence[float]]
 
 
-def _mean_curves(runs: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
-    return {key: np.mean([run[key] for run in runs], 0).tolist() for key in ("expected", "marginal")}
-
-
-def _ends(curves: Curves) -> str:
-    return ", ".join(f"{name} {curve['expected'][-1]:.3f}" for name, curve in curves.items())
+def _ratios(curves: Curves, name: str, other: str) -> tuple[float, list[float]]:
+    """The losses of one estimator over those of another: their geometric mean, and all of them."""
+    ratios = [one / two for one, two in zip(curves[name], curves[other], strict=True)]
+    return float(np.exp(np.mean(np.log(ratios)))), ratios
 
 
 def unbiased_train_well(curves: Curves) -> Claim:
     """The estimators without bias against PSA, at the end."""
-    psa = curves["PSA"]["expected"][-1]
+    ends = ", ".join(f"{name} {curve[-1]:.3f}" for name, curve in curves.items())
     return Claim(
         "unbiased estimators perform well here, the variance reduction of PSA is not essential (REINFORCE and ARM end within "
         "10 % of PSA's expected loss, or below)",
-        all(curves[name]["expected"][-1] <= 1.1 * psa for name in ("REINFORCE", "ARM")),
-        f"expected loss at the end: {_ends(curves)}",
+        all(curves[name][-1] <= 1.1 * curves["PSA"][-1] for name in ("REINFORCE", "ARM")),
+        f"expected loss at the end: {ends}",
     )
 
 
 def reinforce_is_late(curves: Curves, epochs: Sequence[float]) -> Claim:
     """REINFORCE against the others in the first tenth of the training, on its logarithmic scale, and at the end."""
     early = sum(epoch <= epochs[-1] / 10 for epoch in epochs) or 1
-    begun = {name: float(np.mean(curve["expected"][:early])) for name, curve in curves.items()}
-    last = curves["REINFORCE"]["expected"][-1]
+    begun = {name: float(np.mean(curve[:early])) for name, curve in curves.items()}
+    last = curves["REINFORCE"][-1]
     return Claim(
         "REINFORCE does not do very well in the beginning, but eventually optimises the objective",
         begun["REINFORCE"] == max(begun.values()) and last < begun["REINFORCE"],
@@ -142,19 +146,17 @@ def reinforce_is_late(curves: Curves, epochs: Sequence[float]) -> Claim:
 
 def psa_as_arm(curves: Curves) -> Claim:
     """PSA and ARM along the training."""
-    ratios = [p / a for p, a in zip(curves["PSA"]["expected"], curves["ARM"]["expected"], strict=True)]
+    mean, ratios = _ratios(curves, "PSA", "ARM")
     return Claim(
         "PSA and ARM perform similarly (their expected losses stay within 10 % of each other on average)",
-        abs(math.log(float(np.exp(np.mean(np.log(ratios)))))) < math.log(1.1),
-        f"loss with PSA over that with ARM: mean {np.exp(np.mean(np.log(ratios))):.3f}, from {min(ratios):.2f} to "
-        f"{max(ratios):.2f}",
+        abs(math.log(mean)) < math.log(1.1),
+        f"loss with PSA over that with ARM: mean {mean:.3f}, from {min(ratios):.2f} to {max(ratios):.2f}",
     )
 
 
 def st_is_slower(curves: Curves) -> Claim:
     """ST against PSA along the training."""
-    ratios = [s / p for s, p in zip(curves["ST"]["expected"], curves["PSA"]["expected"], strict=True)]
-    mean = float(np.exp(np.mean(np.log(ratios))))
+    mean, ratios = _ratios(curves, "ST", "PSA")
     return Claim(
         "ST is somewhat slower than PSA, due to its bias in this small network",
         mean > 1,
@@ -168,6 +170,13 @@ class ToyExample(Experiment):
 
     name = "toy-example"
     title = "Appendix B: the toy problem, trained by the expected loss and by the 10-sample bound"
+    place = "Figure B.1"
+    words = (
+        "Two overlapping classes in the plane (a), the predictive probability of a network trained by the expected "
+        "loss, which tends to be deterministic (b), and by a 10-sample bound, which fits the uncertainty of the data "
+        "(c), and three members of that ensemble, with all noises fixed (d to f)."
+    )
+    cost = CoreTime((3, 200, 400), cells=(2, 2, 2))
 
     def run(self, shop: Workshop) -> list[Claim]:
         epochs = EXAMPLE_EPOCHS[shop.scale_name]
@@ -214,8 +223,7 @@ def describe(net: Sequential, seed: int) -> dict[str, Any]:
 
     The densities are known, and so is the probability that a perfect predictor gives where both classes are.
     """
-    across, up = GRID
-    x, y = torch.linspace(-math.pi / 2, math.pi / 2, across), torch.linspace(-1, 1, up)
+    x, y = _axes()
     grid = torch.cartesian_prod(y, x).flip(1)
     probability = exact.predictive(net, grid)[:, 1]
     generator = torch.Generator().manual_seed(seed)
@@ -280,8 +288,7 @@ def fits_the_uncertainty(expected: Mapping[str, Any], bound: Mapping[str, Any]) 
 def plane_error(rows: Sequence[Sequence[float]]) -> float:
     """The mean distance of probabilities on the grid from the true ones: 1 below 0, 0 above the cosine.
 
-    >>> truth = [[float(true_probabilities()[k, j]) for j in range(GRID[0])] for k in range(GRID[1])]
-    >>> plane_error(truth)
+    >>> plane_error(true_probabilities().tolist())
     0.0
     """
     return float((torch.tensor(rows, dtype=torch.float64) - true_probabilities()).abs().mean())
@@ -289,7 +296,11 @@ def plane_error(rows: Sequence[Sequence[float]]) -> float:
 
 def true_probabilities() -> Tensor:
     """Of class 1 on the grid, from the bottom up."""
-    across, up = GRID
-    x, y = torch.linspace(-math.pi / 2, math.pi / 2, across), torch.linspace(-1, 1, up)[:, None]
-    both = torch.where(y < x.cos(), true_probability(), 0.0)
-    return torch.where(y < 0, 1.0, both).double()
+    x, y = _axes()
+    both = torch.where(y[:, None] < x.cos(), true_probability(), 0.0)
+    return torch.where(y[:, None] < 0, 1.0, both).double()
+
+
+def _axes() -> tuple[Tensor, Tensor]:
+    """x and y of the points of the grid."""
+    return torch.linspace(-math.pi / 2, math.pi / 2, GRID[0]), torch.linspace(-1, 1, GRID[1])

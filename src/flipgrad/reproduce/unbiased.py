@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from flipgrad import plots
-from flipgrad.reproduce._experiment import Claim, Experiment, Table, Workshop
-from flipgrad.reproduce.accuracy import LAYERS, WIDTHS
+from flipgrad.reproduce._experiment import Accuracies, Claim, CoreTime, Experiment
+from flipgrad.reproduce._workshop import Workshop
+from flipgrad.reproduce.accuracy import LAYERS, cosine_by_epoch, rmse_by_layer
 
 ESTIMATORS = ("reinforce", "reinforce+mean", "muprop", "muprop+mean", "arm", "psa:sampled")
 # The paper takes 2,000 draws here, a fifth of the others.
@@ -19,13 +19,16 @@ class RmseUnbiased(Experiment):
 
     name = "rmse-unbiased"
     title = "Appendix: relative RMSE of unbiased estimators in layers 1 to 3 of a 5-5-5 network, after 1 epoch"
+    place = "Figure C.3"
+    words = (
+        "The setting of figure 2 with more unbiased estimators: REINFORCE with the true expected loss as its "
+        "baseline, and MuProp. MuProp's linear baseline does not help in the layers far from the loss."
+    )
+    cost = CoreTime((2, 220, 300))
 
     def run(self, shop: Workshop) -> list[Claim]:
-        epochs = shop.scale.epochs
-        path = shop.measure(WIDTHS, epochs[0], epochs, ESTIMATORS, shop.scale.samples // SHARE)
-        plots.rmse([plots.Panel(path, layer, layer) for layer in LAYERS], shop.folder / self.name)
-        table = Table.read(path)
-        return [baseline_helps(table), linear_part_helps_late(table)]
+        found = rmse_by_layer(shop, self.name, ESTIMATORS, shop.scale.samples // SHARE)
+        return [baseline_helps(found), linear_part_helps_late(found)]
 
 
 @final
@@ -34,18 +37,17 @@ class CosineUnbiased(Experiment):
 
     name = "cosine-unbiased"
     title = "Appendix: cosine similarity in layer 1 of unbiased estimators along the training of a 5-5-5 network"
+    place = "Figure C.4"
+    words = "The setting of figure 3 with the same estimators. MuProp's linear baseline degrades by the end of the training."
+    cost = CoreTime((3, 225, 380))
 
     def run(self, shop: Workshop) -> list[Claim]:
-        epochs = shop.scale.epochs
-        paths = {epoch: shop.measure(WIDTHS, epoch, epochs, ESTIMATORS, shop.scale.samples // SHARE) for epoch in epochs}
-        panels = [plots.Panel(path, "layer 1", f"after {epoch:,} epoch{'s' * (epoch > 1)}") for epoch, path in paths.items()]
-        plots.cosine(panels, shop.folder / self.name)
-        return [muprop_degrades({epoch: Table.read(path) for epoch, path in paths.items()})]
+        return [muprop_degrades(cosine_by_epoch(shop, self.name, ESTIMATORS, shop.scale.samples // SHARE))]
 
 
-def baseline_helps(table: Table) -> Claim:
+def baseline_helps(table: Accuracies) -> Claim:
     """The true expected loss as a baseline."""
-    ratios = [table.rmse("REINFORCE + mean", layer) / table.rmse("REINFORCE", layer) for layer in LAYERS]
+    ratios = [table.ratio("REINFORCE + mean", "REINFORCE", layer) for layer in LAYERS]
     return Claim(
         "the true expected loss as the baseline lowers the variance of REINFORCE in every layer",
         all(ratio < 1 for ratio in ratios),
@@ -53,9 +55,9 @@ def baseline_helps(table: Table) -> Claim:
     )
 
 
-def linear_part_helps_late(table: Table) -> Claim:
+def linear_part_helps_late(table: Accuracies) -> Claim:
     """MuProp's linear baseline far from the loss, and next to it."""
-    ratios = [table.rmse("MuProp + mean", layer) / table.rmse("REINFORCE + mean", layer) for layer in LAYERS]
+    ratios = [table.ratio("MuProp + mean", "REINFORCE + mean", layer) for layer in LAYERS]
     return Claim(
         "MuProp's linear baseline does not help in the layers far from the loss (less than 10 % in layer 1)",
         ratios[0] > 0.9,
@@ -64,12 +66,9 @@ def linear_part_helps_late(table: Table) -> Claim:
     )
 
 
-def muprop_degrades(tables: dict[int, Table]) -> Claim:
+def muprop_degrades(tables: dict[int, Accuracies]) -> Claim:
     """MuProp against REINFORCE with the same constant part, early and late."""
-    gains = {
-        epoch: table.rmse("MuProp + mean", "layer 1") / table.rmse("REINFORCE + mean", "layer 1")
-        for epoch, table in tables.items()
-    }
+    gains = {epoch: table.ratio("MuProp + mean", "REINFORCE + mean", "layer 1") for epoch, table in tables.items()}
     first, *_, last = gains.values()
     return Claim(
         "MuProp's linear baseline degrades in the course of training",

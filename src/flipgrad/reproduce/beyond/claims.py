@@ -12,7 +12,7 @@ from flipgrad.reproduce.beyond.rates import Grid
 
 # What "nearly the same expectation" means, relative to the gradient; and how many draws one is said to be worth.
 NEAR, WORTH = 0.1, 3.0
-# So many exceptions are told.
+# Exceptions that are told.
 TOLD = 4
 
 Where = tuple[Net, str]
@@ -23,29 +23,26 @@ def all_claims(nets: Sequence[Net], grids: Sequence[Grid]) -> list[Claim]:
     small, wide = [net for net in nets if not net.wide], [net for net in nets if net.wide]
     found = []
     for kind, several in (("small networks, exactly measured", small), ("wide networks", wide)):
-        found += [
-            less_error(several, RECOMMENDED, kind),
-            less_error(several, "PSA rao-blackwell", kind),
-            less_error(several, "PSA mean", kind),
-            same_mean(several, kind),
-        ]
-    found += [
-        worth_many(small),
-        less_biased_than_st(small),
-        least_spread(nets),
-        better_directions(nets),
-        near(wide),
-        *(claim for option in (RECOMMENDED, "PSA mean") for claim in equal_cost(nets, option)),
-        antithetic(wide),
-        last_layer(wide),
-    ]
+        found += [less_error(several, option, kind) for option in (RECOMMENDED, "PSA rao-blackwell", "PSA mean")]
+        found.append(same_mean(several, kind))
+    found += [*small_variance_and_bias(small), *least_variance_and_best_direction(nets), near(wide)]
+    found += [claim for option in (RECOMMENDED, "PSA mean") for claim in equal_cost(nets, option)]
+    found += several_draws(wide)
     for grid in grids:
         found += [largest_rate(grid), equal_epochs(grid), equal_time(grid)]
     return found
 
 
+def _parts(nets: Iterable[Net]) -> list[Where]:
+    return [(net, layer) for net in nets for layer in net.parts]
+
+
 def _averaged(nets: Iterable[Net]) -> list[Where]:
     return [(net, layer) for net in nets for layer in net.averaged]
+
+
+def _hidden(places: Iterable[Where]) -> list[Where]:
+    return [(net, layer) for net, layer in places if layer != "head"]
 
 
 def _everywhere(
@@ -98,49 +95,45 @@ def same_mean(nets: Sequence[Net], kind: str) -> Claim:
     )
 
 
-def worth_many(nets: Sequence[Net]) -> Claim:
-    """The variance of PSA over that of its conditional expectation."""
-    return _everywhere(
-        f"one draw of PSA rao-blackwell is worth {WORTH:.0f} of PSA (small networks; PSA's variance over its variance)",
-        _averaged(nets),
-        lambda net, layer: net.ratio("PSA rao-blackwell", "std", layer) ** -2,
-        lambda ratio: ratio >= WORTH,
-        high_is_good=True,
-    )
+def small_variance_and_bias(nets: Sequence[Net]) -> list[Claim]:
+    """PSA's variance over that of its conditional expectation, and the bias of what is recommended against ST's."""
+    return [
+        _everywhere(
+            f"one draw of PSA rao-blackwell is worth {WORTH:.0f} of PSA (small networks; PSA's variance over its variance)",
+            _averaged(nets),
+            lambda net, layer: net.ratio("PSA rao-blackwell", "std", layer) ** -2,
+            lambda ratio: ratio >= WORTH,
+            high_is_good=True,
+        ),
+        _everywhere(
+            f"{RECOMMENDED} is less biased than ST in every hidden layer (small networks; its bias minus ST's)",
+            _hidden(_parts(nets)),
+            lambda net, layer: net.value(RECOMMENDED, "bias", layer) - net.value("ST", "bias", layer),
+            lambda difference: difference < 0,
+        ),
+    ]
 
 
-def less_biased_than_st(nets: Sequence[Net]) -> Claim:
-    """The bias of what is recommended, and ST's."""
-    return _everywhere(
-        f"{RECOMMENDED} is less biased than ST in every hidden layer (small networks; its bias minus ST's)",
-        [(net, layer) for net in nets for layer in net.parts if layer != "head"],
-        lambda net, layer: net.value(RECOMMENDED, "bias", layer) - net.value("ST", "bias", layer),
-        lambda difference: difference < 0,
-    )
-
-
-def least_spread(nets: Sequence[Net]) -> Claim:
-    """Who has the least variance."""
+def least_variance_and_best_direction(nets: Sequence[Net]) -> list[Claim]:
+    """Which option has the least variance, and the mean cosine with one draw."""
     others = (PAPER, RECOMMENDED, "PSA rao-blackwell")
-    return _everywhere(
-        "PSA mean has the least variance of PSA's options in every hidden layer with binary inputs (its standard deviation "
-        "over the least of the others')",
-        [(net, layer) for net, layer in _averaged(nets) if layer != "head"],
-        lambda net, layer: net.value("PSA mean", "std", layer) / min(net.value(other, "std", layer) for other in others),
-        lambda ratio: ratio <= 1,
-    )
-
-
-def better_directions(nets: Sequence[Net]) -> Claim:
-    """The mean cosine with one draw."""
-    return _everywhere(
-        f"{RECOMMENDED} points in a better direction than PSA in every layer with binary inputs, and in the head (mean cosine "
-        "with one draw, minus PSA's)",
-        _averaged(nets),
-        lambda net, layer: net.value(RECOMMENDED, "cosine", layer) - net.value(PAPER, "cosine", layer),
-        lambda gain: gain > 0,
-        high_is_good=True,
-    )
+    return [
+        _everywhere(
+            "PSA mean has the least variance of PSA's options in every hidden layer with binary inputs (its standard deviation "
+            "over the least of the others')",
+            _hidden(_averaged(nets)),
+            lambda net, layer: net.value("PSA mean", "std", layer) / min(net.value(other, "std", layer) for other in others),
+            lambda ratio: ratio <= 1,
+        ),
+        _everywhere(
+            f"{RECOMMENDED} points in a better direction than PSA in every layer with binary inputs, and in the head (mean "
+            "cosine with one draw, minus PSA's)",
+            _averaged(nets),
+            lambda net, layer: net.value(RECOMMENDED, "cosine", layer) - net.value(PAPER, "cosine", layer),
+            lambda gain: gain > 0,
+            high_is_good=True,
+        ),
+    ]
 
 
 def near(nets: Sequence[Net]) -> Claim:
@@ -157,7 +150,7 @@ def near(nets: Sequence[Net]) -> Claim:
 def equal_cost(nets: Sequence[Net], option: str) -> list[Claim]:
     """RMSE times the root of the cost: in all layers, in those that an option changes, and in the whole gradient."""
     places = {
-        "in every layer of every network": [(net, layer) for net in nets for layer in net.parts],
+        "in every layer of every network": _parts(nets),
         "in every layer with binary inputs, and in the head, of every network": _averaged(nets),
         "in the whole gradient of every network": [(net, WHOLE) for net in nets],
     }
@@ -172,38 +165,19 @@ def equal_cost(nets: Sequence[Net], option: str) -> list[Claim]:
     ]
 
 
-def antithetic(nets: Sequence[Net]) -> Claim:
-    """Z and -Z against two independent draws, at equal cost."""
-
-    def ratio(net: Net, layer: str) -> float:
-        one, other = f"{RECOMMENDED}, Z and −Z", f"{RECOMMENDED}, 2 draws"
-        spread = net.value(one, "std", layer) / net.value(other, "std", layer)
-        return float(spread * (net.cost[one] / net.cost[other]) ** 0.5)
-
-    return _everywhere(
+def several_draws(nets: Sequence[Net]) -> list[Claim]:
+    """Antithetic draws against independent ones, and several draws of the last layer against one, at equal cost."""
+    compared = {
         f"two antithetic draws of {RECOMMENDED}, Z and −Z in every layer, are better than two independent ones (wide networks; "
-        "standard deviation × √time over that of the others)",
-        [(net, layer) for net in nets for layer in net.parts],
-        ratio,
-        lambda value: value < 1,
-    )
-
-
-def last_layer(nets: Sequence[Net]) -> Claim:
-    """Several draws of the last layer against one, at equal cost."""
-
-    def ratio(net: Net, layer: str) -> float:
-        option = "PSA mean, 4 of the last layer"
-        spread = net.value(option, "std", layer) / net.value("PSA mean", "std", layer)
-        return float(spread * (net.cost[option] / net.cost["PSA mean"]) ** 0.5)
-
-    return _everywhere(
+        "standard deviation × √time over that of the others)": (f"{RECOMMENDED}, Z and −Z", f"{RECOMMENDED}, 2 draws"),
         "four draws of the last layer's states, the other layers' drawn once, are worth their time (wide networks, PSA mean; "
-        "standard deviation × √time over that of one draw)",
-        [(net, layer) for net in nets for layer in net.parts],
-        ratio,
-        lambda value: value < 1,
-    )
+        "standard deviation × √time over that of one draw)": ("PSA mean, 4 of the last layer", "PSA mean"),
+    }
+
+    def over(one: str, other: str) -> Callable[[Net, str], float]:
+        return lambda net, layer: net.std_at_cost(one, layer) / net.std_at_cost(other, layer)
+
+    return [_everywhere(text, _parts(nets), over(*pair), lambda ratio: ratio < 1) for text, pair in compared.items()]
 
 
 def _told(grid: Grid, value: Callable[[str], float], form: str = ".3f") -> str:

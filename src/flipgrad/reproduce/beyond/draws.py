@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from flipgrad.bounds import Repeated, repeated
-from flipgrad.contract import Batch, Estimator, LayerCall, LocalEstimator, Network
+from flipgrad.bounds import MeanOfDraws
+from flipgrad.contract import Estimator, LayerCall, LocalEstimator, Network
 from flipgrad.objectives import Objective
 from flipgrad.reproduce.beyond.options import named
-from flipgrad.sampling import Mirrored
 from flipgrad.sampling import states as sampled_states
-
-
-@final
-class Pair(Estimator):
-    """The mean of two draws, independent ones or, ``antithetic``, one with Z and one with -Z in every layer.
-
-    What :func:`flipgrad.bounds.mean_losses` does, as an estimator.
-    """
-
-    unbiased = False
-    citation = "Hammersley, Morton 1956"
-
-    def __init__(self, rule: Estimator, *, antithetic: bool) -> None:
-        self.rule, self.antithetic = rule, antithetic
-
-    def passes(self, depth: int) -> int:
-        return 2 * self.rule.passes(depth)
-
-    def losses(self, net: Network, batch: Batch) -> Tensor:
-        shape = (2, len(batch.x))
-        pairs = replace(
-            batch,
-            x=repeated(batch.x, 2),
-            objective=Repeated(batch.objective, shape),
-            draw=Mirrored(batch.draw) if self.antithetic else batch.draw,
-            index=None if batch.index is None else repeated(batch.index, 2),
-        )
-        losses: Tensor = self.rule.losses(net, pairs).unflatten(0, shape)
-        return losses.mean(0)
 
 
 @final
@@ -84,11 +53,11 @@ WAYS: dict[str, tuple[str, str]] = {
 }
 
 
-def made(option: str, way: str) -> Estimator:
+def of_draws(option: str, way: str) -> Estimator:
     """The estimator of an option (a specification) with one draw, or in one of the :data:`WAYS`."""
     rule = named(option)[1]
     if way == "one":
         return rule
     if way.startswith("last ") and isinstance(rule, LocalEstimator):
         return LastLayer(rule, int(way.removeprefix("last ")))
-    return Pair(rule, antithetic=way == "antithetic")
+    return MeanOfDraws(rule, 2, antithetic=way == "antithetic")

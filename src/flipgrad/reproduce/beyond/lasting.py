@@ -9,7 +9,8 @@ from typing import Any, final
 import numpy as np
 
 from flipgrad import plots
-from flipgrad.reproduce._experiment import Claim, Sheet, Workshop
+from flipgrad.reproduce._experiment import Claim, Sheet
+from flipgrad.reproduce._workshop import Workshop
 from flipgrad.reproduce.accuracy import WIDTHS
 from flipgrad.reproduce.beyond.options import PAPER, RECOMMENDED
 from flipgrad.reproduce.toy import trainings

@@ -85,6 +85,10 @@ class Net:
         """A number over PSA's."""
         return self.value(option, key, layer) / self.value(PAPER, key, layer)
 
+    def std_at_cost(self, option: str, layer: str) -> float:
+        """The standard deviation times the root of the cost, in units of PSA's."""
+        return self.value(option, "std", layer) * sqrt(self.cost[option])
+
     def equal_cost(self, option: str, layer: str) -> float:
         """RMSE times the root of the cost, over PSA's: below 1, the same time spent on averaged draws gives a lower error.
 

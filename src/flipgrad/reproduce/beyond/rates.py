@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any, final
 
+import numpy as np
+
 from flipgrad.reproduce._cells import Cell
 from flipgrad.reproduce._curves import GUESSING
-from flipgrad.reproduce._experiment import Workshop
-from flipgrad.reproduce._training import Plan, image_folder
+from flipgrad.reproduce._training import TrainingPlan, image_folder
+from flipgrad.reproduce._workshop import Workshop
 from flipgrad.reproduce.beyond.options import named
 
 METHODS = ("st:sampled", "st:mean", "psa:sampled", "psa:posterior", "psa:mean")
@@ -36,7 +38,7 @@ class Setting:
 
     key: str
     title: str
-    plan: Plan
+    plan: TrainingPlan
     methods: tuple[str, ...]
     rates: tuple[float, ...]
     augment: str
@@ -50,11 +52,11 @@ class Setting:
 
 def _plan(
     data: str, images: int | None, held_out: int | None, watched: int, epochs: int, model: str, width: float = 1.0
-) -> Plan:
+) -> TrainingPlan:
     """Rates are given, so nothing is searched for; the noise goes with the root of the width, as in ``cifar``."""
     noise = f"logistic:{width**0.5:g}" if model == "cifar" else "logistic"
     trials: dict[str, Any] = {"trials": 2, "trial_epochs": 1, "trial_images": None}
-    return Plan(data, width, images, held_out, watched, epochs, **trials, noise=noise, model=model)
+    return TrainingPlan(data, width, images, held_out, watched, epochs, **trials, noise=noise, model=model)
 
 
 def _layers(count: int, units: int = 200) -> str:
@@ -107,13 +109,10 @@ class Trained:
         return self.losses[-1] if self.losses and self.diverged is None else nan
 
     def after(self, epochs: float) -> float:
-        """The loss after so many epochs, on a line between whole ones; before the first one, that one's."""
+        """The loss after that many epochs, on a line between whole ones; before the first one, that one's."""
         if self.diverged or not self.losses:
             return nan
-        place = min(max(epochs, 1.0), len(self.losses)) - 1
-        low = int(place)
-        high = min(low + 1, len(self.losses) - 1)
-        return self.losses[low] + (place - low) * (self.losses[high] - self.losses[low])
+        return float(np.interp(epochs, range(1, len(self.losses) + 1), self.losses))
 
 
 @final
@@ -159,41 +158,29 @@ class Grid:
         epochs = self.epochs * min(self.cost[name] for name in self.methods) / self.cost[method]
         return min((loss for run in self.of(method) if isfinite(loss := run.after(epochs))), default=nan)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        runs = [{"method": r.method, "rate": r.rate, "losses": r.losses, "diverged": r.diverged} for r in self.runs]
-        facts = {"title": self.title, "words": self.words, "rates": self.rates}
-        return {**facts, "epochs": self.epochs, "runs": runs, "cost": dict(self.cost)}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Grid:
-        """What :meth:`to_json` gave."""
-        return Grid(**{**value, "runs": [Trained(**run) for run in value["runs"]]})
-
 
 def train(shop: Workshop, settings: Sequence[Setting], costs: Mapping[str, Mapping[str, float]]) -> list[Grid]:
     """All trainings of all settings."""
-    wanted = {
+    cells = {
         (setting.key, method, rate): setting.cell(shop, method, rate)
         for setting in settings
         for method in setting.methods
         for rate in setting.rates
     }
-    records = shop.cells("beyond", list(wanted.values()))
+    records = shop.cells("beyond", list(cells.values()))
 
-    def run(setting: Setting, method: str, rate: float) -> Trained:
-        result = records[wanted[setting.key, method, rate].name]["result"]
+    def trained(setting: Setting, method: str, rate: float) -> Trained:
+        result = records[cells[setting.key, method, rate].name]["result"]
         curve = result["curves"].get("train_loss", [])
         losses = curve[: curve.index(None)] if None in curve else curve
         return Trained(named(method)[0], rate, losses, result["diverged"])
 
-    grids = []
-    for setting in settings:
-        labels = [named(method)[0] for method in setting.methods]
-        runs = [run(setting, method, rate) for method in setting.methods for rate in setting.rates]
-        cost = {label: costs[setting.key][label] for label in labels}
-        plan = setting.plan
+    def grid(setting: Setting) -> Grid:
+        plan, labels = setting.plan, [named(method)[0] for method in setting.methods]
         images = "all" if plan.images is None else f"{plan.images:,}"
         words = f"{images} images, {plan.epochs} epoch{'s' * (plan.epochs > 1)}, {plan.noise} noise"
-        grids.append(Grid(setting.title, words, list(setting.rates), setting.plan.epochs, runs, cost))
-    return grids
+        runs = [trained(setting, method, rate) for method in setting.methods for rate in setting.rates]
+        cost = {label: costs[setting.key][label] for label in labels}
+        return Grid(setting.title, words, list(setting.rates), plan.epochs, runs, cost)
+
+    return [grid(setting) for setting in settings]

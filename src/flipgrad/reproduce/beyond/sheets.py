@@ -80,13 +80,9 @@ def several_draws(nets: Sequence[Net]) -> Sheet:
         _by_layer(
             nets,
             names,
-            lambda net, name, layer: f"{net.value(name, 'std', layer):.3g} ({_spent(net, name, layer):.3g})",
+            lambda net, name, layer: f"{net.value(name, 'std', layer):.3g} ({net.std_at_cost(name, layer):.3g})",
         ),
     )
-
-
-def _spent(net: Net, name: str, layer: str) -> float:
-    return float(net.value(name, "std", layer) * net.cost[name] ** 0.5)
 
 
 def trainings(grids: Sequence[Grid]) -> Sheet:

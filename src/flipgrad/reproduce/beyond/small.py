@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Mapping
 
-from flipgrad.reproduce._experiment import Table, Workshop
+from flipgrad.reproduce._experiment import Accuracies
+from flipgrad.reproduce._workshop import ToyNet, Workshop
 from flipgrad.reproduce.beyond.options import OPTIONS, Net, named, per_layer
 
 # Layers of 5 units of the networks of several depths.
@@ -17,32 +16,12 @@ DEPTHS = {"smoke": (2,), "small": (2, 4, 5, 6, 7), "paper": (2, 4, 5, 6, 7)}
 WIDER = {"smoke": (), "small": ((10, 10, 10),), "paper": ((10, 10, 10),)}
 
 
-@final
-@dataclass(frozen=True)
-class Small:
-    """A network of these ``widths`` after ``epoch`` of the epochs at which its training is looked at."""
-
-    widths: tuple[int, ...]
-    epoch: int
-    epochs: Sequence[int]
-
-    @property
-    def shape(self) -> str:
-        """Such as "5-5-5"."""
-        return "-".join(map(str, self.widths))
-
-    @property
-    def name(self) -> str:
-        """With its state."""
-        return f"{self.shape}, epoch {self.epoch:,}"
-
-
-def nets(shop: Workshop) -> list[Small]:
+def nets(shop: Workshop) -> list[ToyNet]:
     """5-5-5 along its training, a wider network and those of other depths after one epoch."""
     epochs = shop.scale.epochs
-    along = [Small((UNITS,) * 3, epoch, epochs) for epoch in epochs[: ALONG[shop.scale_name]]]
+    along = [ToyNet((UNITS,) * 3, epoch, epochs) for epoch in epochs[: ALONG[shop.scale_name]]]
     others = [*WIDER[shop.scale_name], *((UNITS,) * depth for depth in DEPTHS[shop.scale_name])]
-    return [*along, *(Small(widths, 1, (1,)) for widths in others)]
+    return [*along, *(ToyNet(widths) for widths in others)]
 
 
 def measure(shop: Workshop, costs: Mapping[str, Mapping[str, float]]) -> list[Net]:
@@ -50,11 +29,12 @@ def measure(shop: Workshop, costs: Mapping[str, Mapping[str, float]]) -> list[Ne
     labels = [named(option)[0] for option in OPTIONS]
     found = []
     for net in nets(shop):
-        path = shop.measure(net.widths, net.epoch, net.epochs, OPTIONS, shop.scale.samples, apart="beyond")
-        table = Table.read(path)
+        table = Accuracies.read(shop.measure(net, OPTIONS, shop.scale.samples, apart="beyond"))
         entries = {label: table.estimators[label]["layers"] for label in labels}
         layers = [entry["name"] for entry in entries[labels[0]]]
         options = {label: per_layer(entries[label]) for label in labels}
-        title = f"{net.shape if len(net.widths) <= 3 else f'{len(net.widths)} × {net.widths[0]}'},\nepoch {net.epoch:,}"
-        found.append(Net(net.name, title, False, "the exact gradient", layers, options, {}, costs[net.shape]))
+        state = f"epoch {net.epoch:,}"
+        title = f"{net.shape if len(net.widths) <= 3 else f'{len(net.widths)} × {net.widths[0]}'},\n{state}"
+        name = f"{net.shape}, {state}"
+        found.append(Net(name, title, False, "the exact gradient", layers, options, {}, costs[net.shape]))
     return found

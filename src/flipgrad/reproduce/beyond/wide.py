@@ -8,29 +8,26 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import sqrt
 from pathlib import Path
 from typing import Any, final
 
-import numpy
 import torch
 from torch import Tensor
 
 from flipgrad import files
+from flipgrad.contract import Estimator
 from flipgrad.data import DataSet, Split
-from flipgrad.estimators import Estimator
-from flipgrad.gradeval.draws import Problem, check_finite, one_by_one
-from flipgrad.gradeval.evaluate import corrected
-from flipgrad.gradeval.reference import ReferenceLayer
-from flipgrad.gradeval.statistics import Tally
+from flipgrad.gradeval import Reference, ReferenceLayer
+from flipgrad.gradeval.draws import Problem, one_by_one, stream
+from flipgrad.gradeval.evaluate import accuracy_of_draws
+from flipgrad.gradeval.reference import mean_of_draws
 from flipgrad.objectives import CrossEntropy
 from flipgrad.reproduce._cells import Cell, Place
-from flipgrad.reproduce._experiment import Workshop
 from flipgrad.reproduce._training import RUN, prepared
-from flipgrad.reproduce.beyond.draws import WAYS, made
+from flipgrad.reproduce._workshop import Workshop
+from flipgrad.reproduce.beyond.draws import WAYS, of_draws
 from flipgrad.reproduce.beyond.options import OPTIONS, Net, named, per_layer
 from flipgrad.reproduce.beyond.rates import MEASURED, Setting
-from flipgrad.sampling import Stream
 from flipgrad.training import TrainConfig, make_net, read_weights
 
 # What a cell of options is given: the folder of the reference's.
@@ -38,7 +35,7 @@ REFERENCE, PROBLEM = "reference", "problem.safetensors"
 # The kind of that file; changes with the meaning of what is stored.
 PROBLEM_FORMAT = "problem 1"
 # Images that the data-dependent initialisation looks at, and draws that are held at once.
-INITIAL, ROWS = 256, 8
+INITIAL, DRAWS_AT_ONCE = 256, 8
 STATES = {"start": "at the start", "trained": "trained"}
 
 
@@ -62,38 +59,35 @@ EFFORTS = {
 
 def measure(shop: Workshop, settings: Sequence[Setting], costs: Mapping[str, Mapping[str, float]]) -> list[Net]:
     """The accuracy of every option in the networks that are looked at, before and after their training."""
-    kinds = dict(zip(("fc", "conv"), EFFORTS[shop.scale_name], strict=True))
+    efforts = dict(zip(("fc", "conv"), EFFORTS[shop.scale_name], strict=True))
+    root = shop.folder / shop.CELLS
     wanted = [
-        (setting, state, kinds[setting.key.partition("-")[0]])
+        (setting, state, effort := efforts[setting.key.partition("-")[0]], _reference(shop, setting, state, effort, root))
         for setting in settings
         if setting.looked_at is not None
         for state in STATES
     ]
-    root = shop.folder / shop.CELLS
-    references = [_reference(shop, setting, state, effort, root) for setting, state, effort in wanted]
-    stored = shop.cells("beyond", references)
-    every = {label: (option, "one") for option in OPTIONS for label in [named(option)[0]]} | WAYS
+    references = shop.cells("beyond", [cell for *_, cell in wanted])
+    ways = {named(option)[0]: (option, "one") for option in OPTIONS} | WAYS
     cells = {
         (reference.name, label): _option(reference, *way, effort, root)
-        for reference, (_, _, effort) in zip(references, wanted, strict=True)
-        for label, way in every.items()
+        for _, _, effort, reference in wanted
+        for label, way in ways.items()
     }
     records = shop.cells("beyond", list(cells.values()))
     nets = []
-    for reference, (setting, state, effort) in zip(references, wanted, strict=True):
-        layers = [layer["name"] for layer in stored[reference.name]["result"]["layers"]]
-        worst = max(layer["error"] for layer in stored[reference.name]["result"]["layers"])
-        found = {label: records[cells[reference.name, label].name]["result"]["layers"] for label in every}
-        numbers = {label: per_layer(entries) for label, entries in found.items()}
-        words = f"the mean of {effort.reference:,} draws of PSA (its own relative error at most {worst:.2g})"
+    for setting, state, effort, reference in wanted:
+        layers = references[reference.name]["result"]["layers"]
+        numbers = {label: per_layer(records[cells[reference.name, label].name]["result"]["layers"]) for label in ways}
+        error = max(layer["error"] for layer in layers)
         nets.append(
             Net(
                 f"{setting.title}, {STATES[state]}",
                 f"{setting.title},\n{STATES[state]}",
                 True,
-                words,
-                layers,
-                {label: numbers[label] for label in numbers if label not in WAYS},
+                f"the mean of {effort.reference:,} draws of PSA (its own relative error at most {error:.2g})",
+                [layer["name"] for layer in layers],
+                {label: numbers[label] for label in ways if label not in WAYS},
                 {label: numbers[label] for label in WAYS},
                 costs[setting.key],
             )
@@ -128,26 +122,14 @@ def reference_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
         net.initialize(data.train.x[:INITIAL], generator=torch.Generator().manual_seed(config.seed))
     x, y = (part[: settings["points"]].clone() for part in (data.train.x, data.train.y))
     problem, count = Problem(net, x, CrossEntropy(y)), settings["draws"]
-    layers = problem.layers()
-    total, squares = torch.zeros(2, layers["all"].stop, dtype=torch.float64)
-    for draws in _draws(problem, named(MEASURED)[1], count, config.seed, "reference", place.tick):
-        check_finite(draws, layers, named(MEASURED)[0])
-        total += draws.sum(0, dtype=torch.float64)
-        squares += draws.double().square().sum(0)
-    gradient = total / count
-    # Of the mean.
-    variance = (squares / count - gradient.square()) / (count - 1)
-    known = [_known(name, float(gradient[part].square().sum()), float(variance[part].sum())) for name, part in layers.items()]
+    label, estimator = named(MEASURED)
+    made = _draws(problem, estimator, count, [config.seed, zlib.crc32(b"reference")], place.tick)
+    reference = mean_of_draws(problem.layers(), label, count, made)
     weights = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
-    found = {"gradient": gradient, "known": torch.tensor([[layer.length, layer.error] for layer in known])}
-    files.write(place.folder / PROBLEM, files.tensors_to_bytes(PROBLEM_FORMAT, {**weights, **found, "x": x, "y": y}))
-    return {"layers": [asdict(layer) for layer in known]}
-
-
-def _known(layer: str, squared: float, variance: float) -> ReferenceLayer:
-    """Length and relative error of a noisy mean: its squared length holds its variance, too."""
-    length = sqrt(max(squared - variance, variance))
-    return ReferenceLayer(layer, length, sqrt(variance) / length)
+    known = torch.tensor([[layer.length, layer.error] for layer in reference.layers])
+    stored = {**weights, "gradient": reference.gradient, "known": known, "x": x, "y": y}
+    files.write(place.folder / PROBLEM, files.tensors_to_bytes(PROBLEM_FORMAT, stored))
+    return {"layers": [asdict(layer) for layer in reference.layers]}
 
 
 def option_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
@@ -166,23 +148,20 @@ def option_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     net = make_net(config, data)
     net.load_state_dict({name[4:]: tensor for name, tensor in stored.items() if name.startswith("net.")})
     problem, count = Problem(net, x, CrossEntropy(y)), settings["option_draws"]
-    option, way = settings["option"], settings["way"]
     layers = problem.layers()
-    tally = Tally(stored["gradient"], layers, count)
-    # The same noise for all options, so that their numbers differ by what they do with it.
-    for draws in _draws(problem, made(option, way), count, config.seed, "options", place.tick):
-        check_finite(draws, layers, option)
-        tally.add(draws)
     known = [ReferenceLayer(layer, *numbers) for layer, numbers in zip(layers, stored["known"].tolist(), strict=True)]
-    return {"layers": [asdict(accuracy) for accuracy in corrected(tally.accuracies(), known)]}
+    reference = Reference(stored["gradient"], "draws", named(MEASURED)[0], settings["draws"], known)
+    # The same noise for all options, so that their numbers differ by what they do with it.
+    seed = [config.seed, zlib.crc32(b"options")]
+    made = _draws(problem, of_draws(settings["option"], settings["way"]), count, seed, place.tick)
+    return {"layers": [asdict(layer) for layer in accuracy_of_draws(layers, reference, settings["option"], count, made)]}
 
 
 def _draws(
-    problem: Problem, estimator: Estimator, count: int, seed: int, name: str, tick: Callable[[float], None]
+    problem: Problem, estimator: Estimator, count: int, seed: Sequence[int], tick: Callable[[float], None]
 ) -> Iterator[Tensor]:
     """One after the other: in wide networks that is faster than many at once."""
-    (state,) = numpy.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1, numpy.uint64)
-    stream = Stream(int(state) >> 1, problem.x.device)
-    for start in range(0, count, ROWS):
-        yield one_by_one(problem, estimator, min(ROWS, count - start), stream)
-        tick(min(1.0, (start + ROWS) / count))
+    noise = stream(seed, problem.x.device)
+    for start in range(0, count, DRAWS_AT_ONCE):
+        yield one_by_one(problem, estimator, min(DRAWS_AT_ONCE, count - start), noise)
+        tick(min(1.0, (start + DRAWS_AT_ONCE) / count))

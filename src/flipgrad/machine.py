@@ -1,0 +1,54 @@
+"""The processor: its cores, how many threads torch uses, and how long work takes on it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use ``count`` threads inside, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def fastest(
+    works: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
+    done: Callable[[str], None] = lambda name: None,
+) -> dict[str, float]:
+    """Seconds of the fastest of ``repeats`` runs of each work, after one that does not count.
+
+    The works take turns, in the order of their names, so that a busy machine slows all of them down alike.
+
+    Args:
+        works: what is timed, by name.
+        repeats: runs that count.
+        clock: ``time.process_time`` counts the time of this process alone, whatever else the machine does.
+        done: told the name of each work that was run.
+    """
+    best = dict.fromkeys(works, float("inf"))
+    for repeat in range(repeats + 1):
+        for name, work in works.items():
+            started = clock()
+            work()
+            if repeat:
+                best[name] = min(best[name], clock() - started)
+            done(name)
+    return best

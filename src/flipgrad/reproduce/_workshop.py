@@ -1,0 +1,212 @@
+"""The folder of a reproduction, in which networks and measurements are made once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from flipgrad import exact, files, gradeval
+from flipgrad.data import Split, toy
+from flipgrad.errors import InputError
+from flipgrad.network import Sequential
+from flipgrad.objectives import CrossEntropy
+from flipgrad.reproduce._cells import AGAIN, Cell, Runner, read_result
+from flipgrad.reproduce._local import LocalRunner
+from flipgrad.training.models import fully_connected
+from flipgrad.training.reference_training import reference_training
+
+# The kind of the file of a network; changes with the meaning of what is stored.
+NETWORK_FORMAT = "network 1"
+# Told what is at hand, how much of it is new, and how much it is in all.
+Report = Callable[[str, int, int], None]
+
+
+@final
+@dataclass(frozen=True)
+class Scale:
+    """How much work goes into a figure.
+
+    Attributes:
+        samples: draws per estimator where the paper takes 10,000.
+        epochs: when the reference training is looked at: the paper's 1, 100 and 2,000, or something quick.
+    """
+
+    samples: int
+    epochs: tuple[int, int, int]
+
+
+SCALES = {
+    "smoke": Scale(100, (1, 2, 3)),
+    "small": Scale(1000, (1, 100, 2000)),
+    "paper": Scale(10_000, (1, 100, 2000)),
+}
+
+
+@final
+@dataclass(frozen=True)
+class ToyNet:
+    """A network of the toy problem, at one time of its training.
+
+    Attributes:
+        widths: units of every layer.
+        epoch: after which it is looked at.
+        epochs: after which the same training is looked at.
+        number: tells several trainings of the same kind apart.
+    """
+
+    widths: tuple[int, ...]
+    epoch: int = 1
+    epochs: tuple[int, ...] = (1,)
+    number: int = 0
+
+    @property
+    def shape(self) -> str:
+        """Such as "5-5-5"."""
+        return "-".join(map(str, self.widths))
+
+    @property
+    def training(self) -> str:
+        """The name of its training."""
+        return self.shape + (f"-number-{self.number}" if self.number else "")
+
+
+@final
+class Workshop:
+    """The folder of a reproduction: trained networks and measurements are made once, and found again later.
+
+    Args:
+        folder: where everything is kept.
+        scale: the name of the scale.
+        seed: of data, training and draws.
+        report: for a progress bar.
+        overwrite: whether results of another scale or seed there may be replaced.
+        runner: runs cells; by default one after the other in this process.
+        images: the folder of CIFAR-10; by default it is looked for when it is needed.
+        augmentations: of the experiment on CIFAR-10; by default those of the scale.
+    """
+
+    MARK = "reproduce.json"
+    SPENT = "spent.json"
+    CELLS, MEASURED, NETWORKS = "cells", "measured", "networks"
+
+    def __init__(
+        self,
+        folder: Path,
+        scale: str,
+        seed: int,
+        report: Report,
+        *,
+        overwrite: bool = False,
+        runner: Runner | None = None,
+        images: Path | None = None,
+        augmentations: Sequence[str] | None = None,
+    ) -> None:
+        if scale not in SCALES:
+            raise InputError(f"scale {scale!r}: choose {', '.join(SCALES)}")
+        self.scale, self.scale_name, self.seed, self.report = SCALES[scale], scale, seed, report
+        self.runner, self.images, self.augmentations = runner or LocalRunner(1), images, augmentations
+        settings = {"scale": scale, "seed": seed}
+        mark = folder / self.MARK
+        found = read_result(mark) if os.path.exists(mark) else None
+        if found is not None and found != settings and not overwrite:
+            raise InputError(
+                f"'{folder}' holds results of scale {found.get('scale')!r} and seed {found.get('seed')}; give another "
+                "--output, or --overwrite"
+            )
+        self.folder = files.new_folder(folder, overwrite=overwrite or found is not None)
+        if found != settings:
+            for old in (*folder.glob("measured/*.json"), *folder.glob("networks/*.safetensors")):
+                old.unlink()
+            shutil.rmtree(folder / self.CELLS, ignore_errors=True)
+            (folder / self.SPENT).unlink(missing_ok=True)
+        files.write_json(mark, settings)
+        for name in (self.CELLS, self.MEASURED, self.NETWORKS):
+            (folder / name).mkdir(exist_ok=True)
+        self.data: Split = toy(seed=seed).train
+
+    def network(self, wanted: ToyNet) -> Sequential:
+        """The trained network; its training is done now (and kept at all its epochs) if it is not there yet."""
+        paths = {at: self.folder / self.NETWORKS / f"{wanted.training}-epoch-{at}.safetensors" for at in wanted.epochs}
+        path = paths[wanted.epoch]
+        if not path.exists():
+            nets = reference_training(
+                self.data,
+                wanted.widths,
+                wanted.epochs,
+                seed=self.seed + wanted.number,
+                report=lambda _: self.report(f"train {wanted.training}", 1, max(wanted.epochs)),
+            )
+            for at, net in nets.items():
+                files.write(paths[at], files.tensors_to_bytes(NETWORK_FORMAT, net.state_dict()))
+        net = fully_connected(self.data.x.shape[1], wanted.widths, 2)
+        try:
+            net.load_state_dict(files.read_tensors(path, NETWORK_FORMAT, missing=AGAIN, broken=AGAIN)[0])
+        except RuntimeError as error:
+            raise InputError(f"'{path}' is no network of this kind ({error}); {AGAIN}") from None
+        return net
+
+    def measure(self, subject: ToyNet, estimators: Sequence[str], samples: int, apart: str = "") -> Path:
+        """The result file with the accuracies of ``estimators``; measured now, those that are not there yet.
+
+        ``apart`` names a file of its own: figures show all estimators that are in theirs.
+        """
+        name = f"{subject.training}-epoch-{subject.epoch}-{samples}{f'-{apart}' if apart else ''}"
+        path = self.stored(name)
+        found = read_result(path) if path.exists() else {"estimators": {}}
+        net, x, objective = self.network(subject), self.data.x, CrossEntropy(self.data.y)
+        named = gradeval.by_name(estimators, lambda: exact.expected_loss(net, x, objective).detach())
+        missing = {label: estimator for label, estimator in named.items() if label not in found["estimators"]}
+
+        def report(label: str, new: int) -> None:
+            self.report(f"{subject.training}, epoch {subject.epoch}: {label}", new, samples * len(missing))
+
+        for label, estimator in missing.items():
+            result = gradeval.evaluate(net, x, objective, {label: estimator}, samples, seed=self.seed, report=report).to_dict()
+            found = {**result, "estimators": {**found["estimators"], **result["estimators"]}}
+            # After every estimator: an interruption loses one of them at most.
+            files.write_json(path, {**found, "widths": list(subject.widths), "epoch": subject.epoch})
+        return path
+
+    def cells(self, stage: str, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+        """The stored records of ``cells`` by name; those that are not done are done now."""
+        root = self.folder / self.CELLS
+        missing = [cell for cell in cells if cell.read(root) is None]
+        if missing:
+            total = sum(cell.cost for cell in missing)
+            self.runner.run(missing, root, lambda name, new: self.report(f"{stage}: {name}", new, total))
+        records = {cell.name: cell.read(root) for cell in cells}
+        return {name: record for name, record in records.items() if record is not None}
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the time inside to what the experiment has taken so far, also where it is interrupted."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = self.spent(name) + time.perf_counter() - started
+            files.write_json(self.folder / self.SPENT, {**self._all_spent(), name: seconds})
+
+    def spent(self, name: str) -> float:
+        """Seconds that an experiment has taken so far, in all commands."""
+        return float(self._all_spent().get(name, 0.0))
+
+    def _all_spent(self) -> dict[str, Any]:
+        path = self.folder / self.SPENT
+        return read_result(path) if path.exists() else {}
+
+    def stored(self, name: str) -> Path:
+        """The file of measurements with that name."""
+        return self.folder / self.MEASURED / f"{name}.json"
+
+    def store(self, name: str, value: Mapping[str, Any]) -> Path:
+        """Write what a figure is drawn from, and return the file."""
+        # On one line: these are long lists of numbers.
+        files.write_json(self.stored(name), {**value, "scale": self.scale_name, "seed": self.seed}, indent=None)
+        return self.stored(name)
