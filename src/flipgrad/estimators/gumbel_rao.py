@@ -13,8 +13,8 @@ from torch import Tensor
 from flipgrad.errors import InputError
 from flipgrad.estimators._base import LinearHeadEstimator
 from flipgrad.estimators._draws import check_temperature, conditional, own_draws
-from flipgrad.flips import native
 from flipgrad.layers import LayerCall
+from flipgrad.native import sampling as compiled
 from flipgrad.noise import Logistic
 from flipgrad.sampling import compiled_draws
 
@@ -64,7 +64,7 @@ class GumbelRao(LinearHeadEstimator):
         if isinstance(call.noise, Logistic) and a.dtype != torch.float64:
             numbers = compiled_draws(call.draw, a, self.samples)
             if numbers is not None:
-                return native.mean_slopes(a, x, call.noise, self.t, self.samples, *numbers)
+                return compiled.mean_slopes(a, x, call.noise.scale, self.t, self.samples, *numbers)
         # [K, *a.shape]
         z = conditional(call.noise, a, x, own_draws(self, call.draw, call.noise, a, self.samples))
         # The relaxation is 2F - 1 of logistic noise with the temperature as its scale.
