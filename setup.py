@@ -1,4 +1,4 @@
-"""Compiles src/flipgrad/csrc into the shared library flipgrad/_native.so, which flips/native.py loads with ctypes.
+"""Compiles src/flipgrad/csrc into the shared library flipgrad/_native.so, which flipgrad.native loads with ctypes.
 
 Everything else about the package is in pyproject.toml. Without a C++ compiler the package installs and works all the same.
 """
@@ -32,7 +32,7 @@ setup(
             extra_compile_args=["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pthread"],
             # Where dlsym is not in the C library, it is in libdl.
             extra_link_args=["-pthread", "-ldl"],
-            # A failure is reported, and flipgrad.flips.native.reason() says that the library is missing.
+            # A failure is reported, and flipgrad.native.reason() says that the library is missing.
             optional=True,
         )
     ],

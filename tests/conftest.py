@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hypothesis_profiles  # noqa: F401
-from flipgrad.flips import separable
+from flipgrad.flips import form
 
 torch.set_num_threads(1)
 # And for the processes that tests start.
@@ -18,5 +18,5 @@ os.environ["OMP_NUM_THREADS"] = "1"
 @pytest.fixture(autouse=True)
 def _from_the_start():
     torch.manual_seed(0)
-    # A plan serves all weights that are nearly alike, and depends on those that came first.
-    separable._plans.clear()
+    # A form serves all weights that are nearly alike, and depends on those that came first.
+    form._forms.clear()

@@ -36,6 +36,7 @@ torch.set_num_threads(1)
 # The parts that are mutated: their files, and tests that concern all of them.
 PARTS = {
     "flips/*.py": ["flips"],
+    "native/*.py": ["flips/test_native.py"],
     "estimators/*.py": ["estimators"],
     "affine.py": ["test_affine.py", "test_layers.py"],
     "exact.py": ["test_exact.py", "test_bounds.py"],
@@ -46,6 +47,10 @@ EXCLUDED = ("_triton_kernel.py",)
 # Tests named otherwise than the file that they are about.
 NAMED = {
     "_basis": ["separable"],
+    "_vmap": ["vmap"],
+    "compiled": ["native"],
+    "form": ["separable"],
+    "passes": ["separable", "ratio", "choice"],
     "interpolated": ["ratio", "separable"],
     "_arguments": ["flips"],
     "vectorized": ["flips"],

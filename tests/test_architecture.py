@@ -14,6 +14,7 @@ ROOT = Path(flipgrad.__file__).parent
 # From the bottom up: a part imports only from its own row and those before it, and there are no cycles.
 LAYERS = [
     ["errors", "files", "machine", "memory", "capture", "user_code"],
+    ["native"],
     ["noise", "guards"],
     ["flips"],
     ["pooling", "sampling", "priors"],

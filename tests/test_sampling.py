@@ -9,8 +9,8 @@ import torch
 
 import flipgrad as fg
 from flipgrad import sampling
-from flipgrad.flips import native
-from flipgrad.sampling import WORTH_IT, Fresh, Mirrored, Stream, compiled_draws, fresh, given, states
+from flipgrad.native import library
+from flipgrad.sampling import LEAST_COMPILED_DRAWS, Fresh, Mirrored, Stream, compiled_draws, fresh, given, states
 
 NOISES = [fg.Logistic(), fg.Logistic(0.5), fg.Normal(), fg.Laplace(), fg.Uniform(3.0)]
 
@@ -21,11 +21,11 @@ NOISES = [fg.Logistic(), fg.Logistic(0.5), fg.Normal(), fg.Laplace(), fg.Uniform
 def test_states_have_their_probabilities(noise, source, compiled, monkeypatch):
     """Five standard errors, for 7 pre-activations each."""
     if not compiled:
-        monkeypatch.setattr(native, "_library", None)
+        monkeypatch.setattr(library, "_library", None)
     count = 20_000
     a = torch.linspace(-3, 3, 7).expand(count, 7).contiguous()
     draw = Fresh(torch.Generator().manual_seed(0)) if source == "fresh" else Stream(0)
-    assert a.numel() >= WORTH_IT
+    assert a.numel() >= LEAST_COMPILED_DRAWS
     x = states(draw, noise, a)
     assert bool((x.abs() == 1).all())
     p = noise.cdf(a[0].double())
@@ -38,7 +38,7 @@ def test_states_have_their_probabilities(noise, source, compiled, monkeypatch):
 def test_mirrored_noise_is_the_opposite_in_the_second_half(noise, compiled, monkeypatch):
     """sign(a - Z) and sign(a + Z): opposite states for opposite pre-activations, and each half has its own probabilities."""
     if not compiled:
-        monkeypatch.setattr(native, "_library", None)
+        monkeypatch.setattr(library, "_library", None)
     count = 20_000
     a = torch.linspace(-3, 3, 7).expand(count, 7).contiguous()
     draw = Mirrored(Fresh(torch.Generator().manual_seed(0)))
@@ -51,7 +51,7 @@ def test_mirrored_noise_is_the_opposite_in_the_second_half(noise, compiled, monk
 
 
 def test_the_same_generator_gives_the_same_states():
-    a = torch.zeros(2, WORTH_IT)
+    a = torch.zeros(2, LEAST_COMPILED_DRAWS)
     one, same, other = (states(fresh(torch.Generator().manual_seed(s)), fg.Logistic(), a) for s in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
@@ -81,8 +81,8 @@ def test_a_stream_gives_every_vectorised_draw_its_own_states():
 
 
 def test_draws_of_a_stream_do_not_overlap():
-    if not native.available():
-        pytest.skip(f"no compiled library: {native.reason()}")
+    if not library.available():
+        pytest.skip(f"no compiled library: {library.reason()}")
     a, stream, used = torch.zeros(3), Stream(7), []
     for count in (1, 10, 1, 3):
         seed, first = compiled_draws(stream, a, count)
@@ -92,18 +92,18 @@ def test_draws_of_a_stream_do_not_overlap():
 
 
 def test_compiled_code_draws_where_it_is_worth_it_and_noise_is_new(monkeypatch):
-    a = torch.zeros(WORTH_IT // 4)
+    a = torch.zeros(LEAST_COMPILED_DRAWS // 4)
     assert compiled_draws(fresh(None), a, 3) is None
     assert compiled_draws(given(a), a, 4) is None
-    assert (compiled_draws(fresh(None), a, 4) is not None) == native.available()
-    monkeypatch.setattr(native, "_library", None)
+    assert (compiled_draws(fresh(None), a, 4) is not None) == library.available()
+    monkeypatch.setattr(library, "_library", None)
     assert compiled_draws(fresh(None), a, 4) is None
     assert compiled_draws(Stream(0), a, 4) is None
 
 
 @pytest.mark.parametrize(("randomness", "different"), [("different", 3), ("same", 1)])
 def test_a_generator_under_vmap_obeys_its_rule_of_randomness(randomness, different):
-    a = torch.zeros(3, WORTH_IT)
+    a = torch.zeros(3, LEAST_COMPILED_DRAWS)
     x = torch.vmap(lambda a: states(fresh(None), fg.Logistic(), a), randomness=randomness)(a)
     assert len(x.unique(dim=0)) == different
 
@@ -116,15 +116,15 @@ def test_handed_in_noise_decides():
 
 
 def test_states_carry_no_gradient():
-    a = torch.zeros(WORTH_IT, requires_grad=True)
+    a = torch.zeros(LEAST_COMPILED_DRAWS, requires_grad=True)
     assert not states(fresh(None), fg.Logistic(), a).requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_half_precision_has_no_bias_from_ties(dtype):
     """At p = 1/2, where a rounded Z would often equal a: five standard errors of 2^20 units."""
-    if not native.available():
-        pytest.skip(f"no compiled library: {native.reason()}")
+    if not library.available():
+        pytest.skip(f"no compiled library: {library.reason()}")
     x = states(fresh(torch.Generator().manual_seed(0)), fg.Logistic(), torch.zeros(2**20, dtype=dtype))
     assert x.dtype == dtype
     assert abs(x.double().mean().item()) < 5 / 2**10

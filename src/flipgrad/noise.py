@@ -11,13 +11,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Generator, Tensor
 
 from flipgrad.capture import capturing
 from flipgrad.errors import InputError
+from flipgrad.native import sampling as compiled
 
 
 def sign(t: Tensor) -> Tensor:
@@ -38,6 +39,9 @@ class Noise(ABC):
     Args:
         scale: the factor on the standard noise, positive and finite.
     """
+
+    # Whether :meth:`flip_parts` has a closed form, in which no digits cancel however small the steps are.
+    closed_form: ClassVar[bool] = False
 
     scale: float = 1.0
 
@@ -118,6 +122,56 @@ class Noise(ABC):
         """Sampled states sign(a - Z), without a gradient."""
         return sign(a.detach() - self.sample_like(a, generator=generator))
 
+    def compiled_sign(self, a: Tensor, seed: int, offset: int = 0) -> Tensor:
+        """Sampled states from counter-based random numbers, in compiled code: see :mod:`flipgrad.native.sampling`."""
+        return compiled.states_from_probability(self.cdf(a), seed, offset)
+
+    def flip_parts(
+        self, a: Tensor, grad: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """How F changes over steps s both ways, times ``grad``, up to a factor that depends on the step alone.
+
+        In the tails of ``a`` the results keep their relative precision.
+
+        Args:
+            a: pre-activations.
+            grad: what to multiply by, shaped like ``a``.
+            steps: in units of the scale.
+            curvature_nodes: the indices of the steps at which the curvature is wanted.
+
+        Returns:
+            The differences F(a + s) - F(a - s) at all steps, and the curvatures 2F(a) - F(a + s) - F(a - s).
+        """
+        # The difference is even in a, the curvature is odd: on the lower tail probabilities are small and precise.
+        below = a.abs().neg_()
+        sides = [(self.cdf(below + step * self.scale), self.cdf(below - step * self.scale)) for step in steps]
+        curvatures = []
+        if curvature_nodes:
+            middle, mirrored = self.cdf(below).mul_(-2), a.sign().mul_(grad)
+            curvatures = [torch.add(middle, sides[k][0]).add_(sides[k][1]).mul_(mirrored) for k in curvature_nodes]
+        return [upper.sub_(lower).mul_(grad) for upper, lower in sides], curvatures
+
+    def log_parts(
+        self, a: Tensor, states: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """How log F(ya) of ``states`` y changes over steps s both ways.
+
+        Args:
+            a: pre-activations.
+            states: shaped like ``a``.
+            steps: in units of the scale.
+            curvature_nodes: the indices of the steps at which the curvature is wanted.
+
+        Returns:
+            The differences y [log F(ya - s) - log F(ya + s)] / 2 at all steps, and the curvatures
+            [log F(ya + s) + log F(ya - s)] / 2 - log F(ya).
+        """
+        t = a * states
+        middle = self.log_cdf(t)
+        sides = [(self.log_cdf(t + step * self.scale), self.log_cdf(t - step * self.scale)) for step in steps]
+        differences = [(below - above).mul_(states).div_(2) for above, below in sides]
+        return differences, [(sides[k][0] + sides[k][1]).div_(2).sub_(middle) for k in curvature_nodes]
+
     def _sample(
         self, shape: tuple[int, ...], generator: Generator | None, dtype: torch.dtype, device: torch.device | str | None
     ) -> Tensor:
@@ -165,6 +219,45 @@ class Logistic(Noise):
     >>> Logistic().cdf(torch.tensor(0.0))
     tensor(0.5000)
     """
+
+    closed_form: ClassVar[bool] = True
+
+    def compiled_sign(self, a: Tensor, seed: int, offset: int = 0) -> Tensor:
+        # The probability is computed in the same pass.
+        return compiled.logistic_states(a, self.scale, seed, offset)
+
+    def flip_parts(
+        self, a: Tensor, grad: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        # With t = a / scale the difference is D = sinh(s) / (cosh(t) + cosh(s)), the curvature (2F - 1) tanh(s / 2) D. Far out
+        # cosh is inf, and D is 0. Every pass over memory counts, and every new tensor as much as two: the last node takes
+        # cosh's own memory.
+        t = self._standard(a)
+        cosh = torch.cosh(t)
+        differences = [cosh + math.cosh(step) for step in steps[:-1]]
+        differences.append(cosh.add_(math.cosh(steps[-1])))
+        for d in differences:
+            torch.div(grad, d, out=d)
+        if not curvature_nodes:
+            return differences, []
+        above = torch.sigmoid(t)
+        # (1 - 2F) times the difference.
+        curvatures = [torch.addcmul(differences[k], above, differences[k], value=-2) for k in curvature_nodes[:-1]]
+        last = differences[curvature_nodes[-1]]
+        return differences, [*curvatures, torch.addcmul(last, above, last, value=-2, out=above)]
+
+    def log_parts(
+        self, a: Tensor, states: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        # With m = tanh(t / 2), t = ya / scale, the difference is y [atanh(m tanh(s / 2)) - s / 2] and the curvature
+        # -log(1 + (1 - m^2)(cosh s - 1) / 2) / 2.
+        m = torch.tanh(a * states / self.scale / 2)
+        half = torch.tensor(steps, dtype=torch.float64, device="cpu") / 2
+        pairs = zip(half.tanh().tolist(), steps, strict=True)
+        differences = [torch.atanh(m * h).sub_(s / 2).mul_(states) for h, s in pairs]
+        variance = (m * m).neg_().add_(1)
+        heights = (2 * half.sinh().square()).tolist()
+        return differences, [torch.log1p(variance * (heights[k] / 2)).div_(-2) for k in curvature_nodes]
 
     def _cdf(self, t: Tensor) -> Tensor:
         return torch.sigmoid(t)

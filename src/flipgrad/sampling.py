@@ -13,13 +13,13 @@ import torch
 from torch import Generator, Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips import native
+from flipgrad.native import library
 from flipgrad.noise import Noise, sign
 
 # The largest seed that torch's generators and compiled code both take.
 LARGEST_SEED = 2**63 - 1
-# From so many draws on, compiled sampling is worth its call.
-WORTH_IT = 2**13
+# With fewer draws compiled sampling is not worth its call.
+LEAST_COMPILED_DRAWS = 2**13
 
 
 def check_seed(seed: int) -> None:
@@ -42,12 +42,12 @@ def states(draw: Draw, noise: Noise, a: Tensor) -> Tensor:
         numbers = compiled_draws(draw.source, first)
         if numbers is not None:
             # sign(a + Z) from the random numbers that gave Z.
-            opposite = native.sample_states(-second, noise, *numbers).neg_()
-            return torch.cat([native.sample_states(first, noise, *numbers), opposite])
+            opposite = noise.compiled_sign(-second, *numbers).neg_()
+            return torch.cat([noise.compiled_sign(first, *numbers), opposite])
     else:
         numbers = compiled_draws(draw, a)
         if numbers is not None:
-            return native.sample_states(a, noise, *numbers)
+            return noise.compiled_sign(a, *numbers)
     return sign(a - draw(noise, a))
 
 
@@ -56,7 +56,7 @@ def compiled_draws(draw: Draw, a: Tensor, count: int = 1) -> tuple[int, int] | N
 
     None where torch is to draw: from noise that is handed in, and where compiled code cannot or need not.
     """
-    if not isinstance(draw, Fresh | Stream) or not native.usable(a):
+    if not isinstance(draw, Fresh | Stream) or not library.usable(a):
         return None
     return draw.compiled(a, count)
 
@@ -80,7 +80,7 @@ class Fresh:
         """See :func:`compiled_draws`."""
         # Under torch.func transforms the generator gives no number but a tensor for all draws, by their rules of randomness.
         transformed = torch._C._functorch.maybe_current_level() is not None
-        if transformed or a.numel() * count < WORTH_IT:
+        if transformed or a.numel() * count < LEAST_COMPILED_DRAWS:
             return None
         return int(torch.randint(2**62, (), generator=self.generator)), 0
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import flipgrad as fg
-from flipgrad import files, plots
+from flipgrad import files, native, plots
 from flipgrad.benchmarks.gradeval import _agrees, _rate
 from flipgrad.benchmarks.memory import memory
 from flipgrad.data import toy
-from flipgrad.flips import native
+from flipgrad.flips import compiled
 from flipgrad.gradeval.draws import Problem, Sampler
 from flipgrad.training.models import cifar_net, fully_connected
 
@@ -53,8 +53,8 @@ def test_flip_ratios_are_given_for_right_kernels_only(monkeypatch):
     assert row["separable_over_gradient"] is None or row["separable_over_gradient"] > 0
     if native.available():
         assert row["native_over_gradient"] > 0
-        flip_product = native.flip_product
-        monkeypatch.setattr(native, "flip_product", lambda *arguments: 1.001 * flip_product(*arguments))
+        flip_product = compiled.flip_product
+        monkeypatch.setattr(compiled, "flip_product", lambda *arguments: 1.001 * flip_product(*arguments))
         assert flips._measure(layer)["native_over_gradient"] is None
 
 

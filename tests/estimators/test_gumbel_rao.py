@@ -10,11 +10,11 @@ import flipgrad as fg
 import reference
 from flipgrad.contract import LayerCall
 from flipgrad.estimators._draws import conditional
-from flipgrad.flips import native
+from flipgrad.native import library, sampling
 from flipgrad.sampling import Stream, fresh
 from reference import build, chain
 
-compiled = pytest.mark.skipif(not native.available(), reason=native.reason() or "compiled")
+compiled = pytest.mark.skipif(not library.available(), reason=library.reason() or "compiled")
 
 
 def states(samples, t):
@@ -119,11 +119,11 @@ def slopes_and_states(estimator, noise, bias, draw):
 @pytest.mark.parametrize("bias", [-1.2, 0.0, 4.0])
 def test_compiled_slopes_have_the_distribution_of_the_formula(bias, scale, t, source, monkeypatch):
     """Means and mean squares for either state, each within 5 standard errors: 48 comparisons, a false alarm once in 30,000."""
-    noise, estimator, kernel, calls = fg.Logistic(scale), fg.GumbelRao(3, t), native.mean_slopes, []
-    monkeypatch.setattr(native, "mean_slopes", lambda *arguments: (calls.append(1), kernel(*arguments))[1])
+    noise, estimator, kernel, calls = fg.Logistic(scale), fg.GumbelRao(3, t), sampling.mean_slopes, []
+    monkeypatch.setattr(sampling, "mean_slopes", lambda *arguments: (calls.append(1), kernel(*arguments))[1])
     fast = slopes_and_states(estimator, noise, bias, source())
     assert calls
-    monkeypatch.setattr(native, "_library", None)
+    monkeypatch.setattr(library, "_library", None)
     slow = slopes_and_states(estimator, noise, bias, source())
     assert len(calls) == 1
     for x in (1.0, -1.0):
@@ -135,7 +135,7 @@ def test_compiled_slopes_have_the_distribution_of_the_formula(bias, scale, t, so
 
 
 def test_float64_and_other_noises_do_without_compiled_code(monkeypatch):
-    monkeypatch.setattr(native, "mean_slopes", None)
+    monkeypatch.setattr(sampling, "mean_slopes", None)
     for dtype, noise in ((torch.float64, fg.Logistic()), (torch.float32, fg.Normal())):
         layer = fg.BinaryLinear(2, 1000, noise=noise).to(dtype)
         layer(torch.ones(1, 2, dtype=dtype), estimator=fg.GumbelRao(), generator=seeded()).sum().backward()

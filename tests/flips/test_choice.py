@@ -11,10 +11,13 @@ from torch import Tensor
 
 import flipgrad as fg
 from flipgrad import flips
-from flipgrad.flips import Geometry, choice, naive, native, separable, vectorized
+from flipgrad.flips import Geometry, choice, naive, passes, vectorized
 from flipgrad.flips._arguments import flat
+from flipgrad.flips.form import find_form
+from flipgrad.native import library
+from flipgrad.native import separable as native_separable
 
-compiled = pytest.mark.skipif(not native.available(), reason=f"no compiled library: {native.reason()}")
+compiled = pytest.mark.skipif(not library.available(), reason=f"no compiled library: {library.reason()}")
 WIDE = 192, 192, 3, 3
 
 
@@ -25,10 +28,10 @@ def weights(size: float = 1 / math.sqrt(9 * 192)) -> Tensor:
 @compiled
 def test_small_layers_are_exact_and_large_ones_separable():
     small = choice.choose(torch.randn(5, 5), fg.Logistic(), 1000, 1e-3)
-    assert (small.kernel, small.plan) == ("native", None)
+    assert (small.kernel, small.form) == ("native", None)
     large = choice.choose(weights(), fg.Logistic(), 64 * 121, 1e-3)
     assert large.kernel == "separable"
-    assert (large.plan.rank_e, large.plan.rank_o) == (1, 1)
+    assert (len(large.form.difference), len(large.form.curvature)) == (1, 1)
     assert "costs 2 ordinary products" in large.reason
 
 
@@ -54,16 +57,16 @@ def test_other_noise_is_separable_where_it_is_large():
 def test_a_tighter_tolerance_never_lowers_the_rank():
     ranks = []
     for tolerance in (1e-2, 1e-3, 1e-4):
-        plan = separable.plan(weights(0.05), fg.Logistic(), tolerance)
-        ranks.append(plan.rank_e + plan.rank_o)
+        form = find_form(weights(0.05), fg.Logistic(), tolerance)
+        ranks.append(form.rank)
     assert ranks == sorted(ranks)
     assert ranks[0] < ranks[-1]
 
 
 def test_narrow_pre_activations_need_no_higher_rank():
-    wide, narrow = (separable.plan(weights(1 / math.sqrt(864)), fg.Logistic(), 1e-3, spread=s) for s in (3.0, 1.0))
+    wide, narrow = (find_form(weights(1 / math.sqrt(864)), fg.Logistic(), 1e-3, activation_rms=s) for s in (3.0, 1.0))
     assert narrow.estimated_error <= 1e-3
-    assert narrow.rank_e + narrow.rank_o <= wide.rank_e + wide.rank_o
+    assert narrow.rank <= wide.rank
 
 
 @pytest.mark.parametrize("size", [1 / math.sqrt(864), 1 / math.sqrt(1728), 0.1, 0.3])
@@ -90,13 +93,13 @@ def test_explain_tells_the_kernel_the_reason_and_the_times():
 
 
 def test_a_missing_library_is_said_once(monkeypatch, caplog):
-    monkeypatch.setattr(native, "_library", None)
-    monkeypatch.setattr(native, "_reason", "there was no compiler")
-    choice._say_once.cache_clear()
+    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(library, "_reason", "there was no compiler")
+    choice._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "flipgrad"):
         for _ in range(3):
             found = choice.choose(torch.randn(5, 5), fg.Logistic(), 10, 1e-3)
-    choice._say_once.cache_clear()
+    choice._warn_once.cache_clear()
     assert found.kernel == "vectorized"
     assert "there was no compiler" in found.reason
     assert [record.message for record in caplog.records] == [
@@ -206,14 +209,12 @@ def test_half_precision_is_computed_in_float32(dtype):
 @pytest.mark.parametrize(("steps", "nodes"), [((0.1, 0.7, 2.0), (0, 2)), ((0.7,), (0,)), ((0.7,), ())])
 @pytest.mark.parametrize("shape", [(3, 7), (2, 5, 3, 5), (0, 4), (1, 1, 1, 1)])
 def test_compiled_features_are_those_of_torch(shape, steps, nodes, portable, monkeypatch):
-    from flipgrad.flips import _basis
-
-    monkeypatch.setattr(native, "PORTABLE", portable)
+    monkeypatch.setattr(library, "PORTABLE", portable)
     generator = torch.Generator().manual_seed(0)
     a, grad = torch.randn(shape, generator=generator) * 30, torch.randn(shape, generator=generator)
-    even, odd = native.logistic_features(a, grad, 1.5, steps, nodes)
-    expected = _basis.features(a.double(), grad.double(), steps, nodes, fg.Logistic(1.5))
-    for actual, wanted in zip((even, odd), expected, strict=True):
+    differences, curvatures = native_separable.flip_functions(a, grad, 1.5, steps, nodes)
+    expected = fg.Logistic(1.5).flip_parts(a.double(), grad.double(), steps, nodes)
+    for actual, wanted in zip((differences, curvatures), expected, strict=True):
         assert torch.allclose(actual.double(), torch.cat([actual[:, :0].double(), *wanted], 1), rtol=1e-5, atol=1e-30)
 
 
@@ -221,22 +222,22 @@ def test_compiled_features_are_those_of_torch(shape, steps, nodes, portable, mon
 @pytest.mark.parametrize("portable", [False, True])
 @pytest.mark.parametrize("shape", [(3, 7), (2, 5, 3, 3), (1, 1)])
 def test_compiled_weight_functions_are_those_of_torch(shape, portable, monkeypatch):
-    monkeypatch.setattr(native, "PORTABLE", portable)
+    monkeypatch.setattr(library, "PORTABLE", portable)
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).clamp(-2, 2)
-    even, odd = [(0.5, 0.1), (1.0,)], [(0.3, -0.2, 0.1)]
+    difference, curvature = [(0.5, 0.1), (1.0,)], [(0.3, -0.2, 0.1)]
     square = weight * weight
     expected = [
-        torch.cat([separable.polynomial(separable.Function(0, tuple(c)), leading, square, 2.0) for c in some])
-        for leading, some in ((weight, even), (square, odd))
+        torch.cat([passes.polynomial(c, leading, square, 2.0) for c in some])
+        for leading, some in ((weight, difference), (square, curvature))
     ]
-    for actual, wanted in zip(native.weight_functions(weight, even, odd, 2.0), expected, strict=True):
+    for actual, wanted in zip(native_separable.weight_functions(weight, difference, curvature, 2.0), expected, strict=True):
         assert torch.allclose(actual, wanted, rtol=1e-5, atol=1e-7)
 
 
 @compiled
 def test_the_parts_are_combined_in_place():
-    even, odd = torch.randn(2, 33), torch.randn(2, 33)
+    twice, once = torch.randn(2, 33), torch.randn(2, 33)
     x = torch.tensor([-1.0, 0.0, 1.0]).repeat(22).view(2, 33)
-    expected = even * x * x + odd * x
-    assert native.combine(even, odd, x) is even
-    assert torch.equal(even, expected)
+    expected = twice * x * x + once * x
+    assert native_separable.combine(twice, once, x) is twice
+    assert torch.equal(twice, expected)

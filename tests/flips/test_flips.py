@@ -221,7 +221,7 @@ def test_half_precision_has_its_digits(noise, dtype):
 )
 def test_chunks_give_the_same(layer, chunk, monkeypatch):
     whole = layer.actual()
-    monkeypatch.setattr(vectorized, "CHUNK", chunk)
+    monkeypatch.setattr(vectorized, "TERMS_AT_ONCE", chunk)
     torch.testing.assert_close(layer.actual(), whole, rtol=1e-12, atol=1e-14)
 
 
@@ -248,7 +248,7 @@ class Largest(TorchDispatchMode):
     ids=["linear", "conv2d"],
 )
 def test_memory_is_bounded(layer, terms, chunk, monkeypatch):
-    monkeypatch.setattr(vectorized, "CHUNK", chunk)
+    monkeypatch.setattr(vectorized, "TERMS_AT_ONCE", chunk)
     # Nothing is larger than a chunk, or what was given: all of it, and one example of it.
     for batch in (len(layer.x), 1):
         tensors = [t[:batch] for t in (layer.x, layer.a, layer.grad)]

@@ -19,11 +19,12 @@ from torch.nn import functional
 
 from flipgrad.errors import InputError
 from flipgrad.estimators._draws import conditional
-from flipgrad.flips import Geometry, naive, native
+from flipgrad.flips import Geometry, compiled, naive
 from flipgrad.flips._arguments import flat
+from flipgrad.native import library, sampling, separable
 from flipgrad.noise import Laplace, Logistic, Normal, Uniform
 
-compiled = pytest.mark.skipif(not native.available(), reason=native.reason() or "compiled")
+needs_library = pytest.mark.skipif(not library.available(), reason=library.reason() or "compiled")
 
 PRECISION = {torch.float32: 1e-5, torch.float64: 1e-12}
 # Of log ratios: absolute, or relative to the size of what is summed where that is above 1.
@@ -34,7 +35,7 @@ SIZES = [1e-4, 1e-2, 0.3, 2.0, 20.0]
 @pytest.fixture(params=[False, True], ids=["fastest", "portable"])
 def path(request, monkeypatch):
     """Both sets of instructions, one after the other."""
-    monkeypatch.setattr(native, "PORTABLE", request.param)
+    monkeypatch.setattr(library, "PORTABLE", request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +95,7 @@ class Case:
 
     def actual(self, dtype: torch.dtype, layout=lambda t: t) -> Tensor:
         x, a, grad = (layout(t.to(dtype)) for t in (self.x, self.a, self.grad))
-        return self.function(native)(x, a, grad, self.weight.to(dtype), Logistic(self.scale), self.geometry)
+        return self.function(compiled)(x, a, grad, self.weight.to(dtype), Logistic(self.scale), self.geometry)
 
     def assert_right(self, layout=lambda t: t) -> None:
         expected = self.expected()
@@ -161,15 +162,15 @@ layouts = st.sampled_from([torch.Tensor.contiguous, strided, channels_last])
 
 def on_both_paths(check) -> None:
     """Runs a check with either set of instructions: hypothesis does not go with fixtures."""
-    chosen = native.PORTABLE
+    chosen = library.PORTABLE
     try:
-        for native.PORTABLE in (False, True):
+        for library.PORTABLE in (False, True):
             check()
     finally:
-        native.PORTABLE = chosen
+        library.PORTABLE = chosen
 
 
-@compiled
+@needs_library
 @pytest.mark.parametrize("cases", [linear_cases(), conv_cases()], ids=["linear", "convolution"])
 @settings(max_examples=3 * settings().max_examples)
 @given(st.data(), layouts)
@@ -186,7 +187,7 @@ def precise(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
     return x * (change * grad[:, :, None]).sum(1)
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", SIZES)
@@ -195,12 +196,12 @@ def test_far_pre_activations_keep_their_digits(reach, size, dtype):
     x, weight = normal(9, 20).sign(), (size * normal(33, 20, seed=1)).clamp(-20, 20).to(dtype)
     a = (reach * (2 * torch.rand(9, 33, dtype=torch.float64) - 1)).to(dtype)
     grad = normal(9, 33, seed=3).to(dtype)
-    u = native.flip_product(x.to(dtype), a, grad, weight, Logistic()).double()
+    u = compiled.flip_product(x.to(dtype), a, grad, weight, Logistic()).double()
     expected = precise(x, a.double(), grad.double(), weight.double())
     assert float((u - expected).norm() / expected.norm()) < PRECISION[dtype]
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("side", [-100.0, -40.0, 40.0, 100.0])
@@ -210,12 +211,12 @@ def test_every_tiny_term_is_right(weight, side, dtype):
     x, grad = torch.tensor([[1.0, -1.0]], dtype=dtype), torch.ones(1, 1, dtype=dtype)
     a, weights = torch.tensor([[side]], dtype=dtype), torch.full((1, 2), weight, dtype=dtype)
     expected = precise(*(t.double() for t in (x, a, grad, weights)))
-    u = native.flip_product(x, a, grad, weights, Logistic())
+    u = compiled.flip_product(x, a, grad, weights, Logistic())
     # Near the smallest normal number, 1e-38 in float32, there are no digits.
     torch.testing.assert_close(u.double(), expected, rtol=PRECISION[dtype], atol=10 * torch.finfo(dtype).tiny)
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_weights_beyond_the_kernels_are_right(dtype):
@@ -224,9 +225,9 @@ def test_weights_beyond_the_kernels_are_right(dtype):
     x, grad = torch.ones(2, 4, dtype=dtype), torch.full((2, 1), 3.0, dtype=dtype)
     weight = torch.tensor([[0.5, 1000.0, -1000.0, 450.0]], dtype=dtype)
     expected = torch.tensor([[0.0, 3, 0, 0], [0, 0, -3, 0]], dtype=dtype)
-    torch.testing.assert_close(native.flip_product(x, a, grad, weight, Logistic()), expected, rtol=1e-6, atol=1e-30)
+    torch.testing.assert_close(compiled.flip_product(x, a, grad, weight, Logistic()), expected, rtol=1e-6, atol=1e-30)
     image = [t[:, :, None, None] for t in (x, a, grad, weight)]
-    u = native.flip_product(*image, Logistic(), Geometry())[..., 0, 0]
+    u = compiled.flip_product(*image, Logistic(), Geometry())[..., 0, 0]
     torch.testing.assert_close(u, expected, rtol=1e-6, atol=1e-30)
 
 
@@ -236,7 +237,7 @@ def logarithms(x: Tensor, a: Tensor, states: Tensor, weight: Tensor) -> Tensor:
     return functional.logsigmoid(after) - functional.logsigmoid(before)[:, :, None]
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("reach", [1.0, 100.0, 1e4])
@@ -248,14 +249,14 @@ def test_log_ratios_of_large_numbers(units, reach, dtype):
         # The last examples' states are mostly unlikely.
         states = (a + 3 * normal(9, units[1], seed=3)).sign().to(dtype)
         states[5:] *= -1
-        log_ratio = native.log_ratio(x, a, states, weight, Logistic())
+        log_ratio = compiled.log_ratio(x, a, states, weight, Logistic())
         terms = logarithms(*(t.double() for t in (x, a, states, weight)))
         # The last part is the rounding of the reference, which takes differences of logarithms as large as a.
         allowed = RATIO_PRECISION[dtype] * terms.abs().sum(1).clamp(min=1) + 1e-15 * reach * units[1]
         assert bool(((log_ratio - terms.sum(1)).abs() <= allowed).all()), size
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 def test_log_ratio_is_that_of_probabilities():
     # By hand: y = 1 has probability F(a), and F(a - 2wx) when x is flipped.
@@ -263,23 +264,23 @@ def test_log_ratio_is_that_of_probabilities():
     weight = torch.tensor([[0.75, 0.75, 0.75]])
     likely, less, more = (1 / (1 + math.exp(-t)) for t in (0.5, -1.0, 2.0))
     expected = torch.tensor([[math.log(less / likely), math.log(more / likely), 0.0]])
-    torch.testing.assert_close(native.log_ratio(x, a, states, weight, Logistic()), expected)
+    torch.testing.assert_close(compiled.log_ratio(x, a, states, weight, Logistic()), expected)
     expected = torch.tensor([[math.log((1 - less) / (1 - likely)), math.log((1 - more) / (1 - likely)), 0.0]])
-    torch.testing.assert_close(native.log_ratio(x, a, -states, weight, Logistic()), expected)
+    torch.testing.assert_close(compiled.log_ratio(x, a, -states, weight, Logistic()), expected)
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("units", [3, 40])
 @pytest.mark.parametrize("size", [0.1, 30.0])
 def test_log_ratios_of_what_is_no_number_are_none(size, units):
     x, a, states, weight = torch.ones(2, units), torch.ones(2, 5), torch.ones(2, 5), torch.full((5, units), size)
     a[1, 3] = torch.nan
-    log_ratio = native.log_ratio(x, a, states, weight, Logistic())
+    log_ratio = compiled.log_ratio(x, a, states, weight, Logistic())
     assert not log_ratio[0].isnan().any()
     assert log_ratio[1].isnan().all()
     weight[2, 1] = torch.nan
-    assert native.log_ratio(x, a, states, weight, Logistic())[:, 1].isnan().all()
+    assert compiled.log_ratio(x, a, states, weight, Logistic())[:, 1].isnan().all()
 
 
 def large_case(*, ratio: bool = False) -> Case:
@@ -288,7 +289,7 @@ def large_case(*, ratio: bool = False) -> Case:
     return Case((20, 40, 9, 7), (34, 20, 3, 2), 0.3, 0, geometry=geometry, ratio=ratio)
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", [0.3, 20.0])
@@ -303,7 +304,7 @@ def test_threads_give_the_same_bits(ratio, dtype, size):
         assert torch.equal(layer.actual(dtype), alone)
 
 
-@compiled
+@needs_library
 def test_many_callers_at_once():
     layer = large_case()
     alone = layer.actual(torch.float32)
@@ -315,27 +316,27 @@ def test_many_callers_at_once():
 
 FORKED = """
 import os, torch
-from flipgrad.flips import native
+from flipgrad.flips import compiled
 from flipgrad.noise import Logistic
 torch.set_num_threads(2)
 # What torch itself computes with its threads does not survive a fork: the tensors are ready before it.
 x, a, g, w = torch.ones(200, 64), torch.ones(200, 64), torch.ones(200, 64), torch.full((64, 64), 0.1)
-before = native.flip_product(x, a, g, w, Logistic()).tolist()
+before = compiled.flip_product(x, a, g, w, Logistic()).tolist()
 child = os.fork()
 if child == 0:
-    os._exit(0 if native.flip_product(x, a, g, w, Logistic()).tolist() == before else 1)
+    os._exit(0 if compiled.flip_product(x, a, g, w, Logistic()).tolist() == before else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert native.flip_product(x, a, g, w, Logistic()).tolist() == before
+assert compiled.flip_product(x, a, g, w, Logistic()).tolist() == before
 """
 
 
-@compiled
+@needs_library
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_child_of_a_fork_has_its_own_threads():
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=120)
 
 
-@compiled
+@needs_library
 @pytest.mark.parametrize("ratio", [False, True])
 def test_results_have_the_memory_format_of_the_states(ratio):
     layer = large_case(ratio=ratio)
@@ -347,96 +348,96 @@ def test_results_have_the_memory_format_of_the_states(ratio):
     assert layer.actual(torch.float32, strided).is_contiguous()
 
 
-@compiled
+@needs_library
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("ratio", [False, True])
 def test_half_precision_is_computed_in_float32(ratio, dtype):
     layer = Case((4, 3, 5, 4), (7, 3, 2, 2), 0.3, 0, ratio=ratio)
     tensors = [t.to(dtype) for t in (layer.x, layer.a, layer.grad, layer.weight)]
-    u = layer.function(native)(*tensors, Logistic(), layer.geometry)
+    u = layer.function(compiled)(*tensors, Logistic(), layer.geometry)
     assert u.dtype == dtype
-    assert torch.equal(u, layer.function(native)(*(t.float() for t in tensors), Logistic(), layer.geometry).to(dtype))
+    assert torch.equal(u, layer.function(compiled)(*(t.float() for t in tensors), Logistic(), layer.geometry).to(dtype))
 
 
-@compiled
+@needs_library
 def test_gradient_without_memory_of_its_own():
     layer = Case((3, 2, 5, 4), (3, 2, 2, 3), 1.0, 0)
     grad = torch.ones((), dtype=torch.float64).expand_as(layer.a)
     expected = naive.flip_product(layer.x, layer.weight, layer.bias, grad, Logistic(), layer.geometry)
-    u = native.flip_product(layer.x, layer.a, grad, layer.weight, Logistic(), layer.geometry)
+    u = compiled.flip_product(layer.x, layer.a, grad, layer.weight, Logistic(), layer.geometry)
     torch.testing.assert_close(u, expected, rtol=1e-10, atol=1e-12)
 
 
-@compiled
+@needs_library
 def test_operators_pass_opcheck():
     layer, image = Case((3, 5), (4, 5), 0.3, 0), Case((2, 3, 5, 4), (3, 3, 3, 2), 0.3, 0)
     operators = torch.ops.flipgrad
     for layout in (torch.Tensor.contiguous, channels_last):
         for case in (layer, image):
             tensors = [layout(t) for t in (case.x, case.a, case.grad.sign())]
-            for operator in (operators.flip_product_native, operators.log_ratio_native):
-                torch.library.opcheck(operator.default, (*tensors, case.weight, 1.0, flat(case.geometry)))
+            for operator in (operators.flip_product, operators.log_ratio):
+                torch.library.opcheck(operator.default, (*tensors, case.weight, "Logistic", 1.0, 0.0, flat(case.geometry)))
         torch.library.opcheck(operators.sample_states_native.default, (tensors[1].float(), 1.0, 3, 4))
         torch.library.opcheck(operators.sample_states_from_probability_native.default, (tensors[1].sigmoid(), 3, 4))
         torch.library.opcheck(operators.mean_slopes_native.default, (tensors[1].float(), 1.0, 0.5, 3, 4, 5))
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 def test_a_weight_that_is_no_number_leaves_the_other_units_right():
     # All others stay far from 0 when they are flipped.
     x, a, grad = torch.ones(1, 3), torch.tensor([[-1000.0]]), torch.ones(1, 1)
-    u = native.flip_product(x, a, grad, torch.tensor([[100.0, torch.nan, -100.0]]), Logistic())
+    u = compiled.flip_product(x, a, grad, torch.tensor([[100.0, torch.nan, -100.0]]), Logistic())
     assert u[0, 1].isnan()
     assert not u[0, ::2].any()
 
 
-@compiled
+@needs_library
 def test_bad_input_is_refused():
     x, a, grad, weight = (torch.ones(2, 2) for _ in range(4))
     with pytest.raises(InputError, match=r"Normal.*Logistic"):
-        native.flip_product(x, a, grad, weight, Normal())
+        compiled.flip_product(x, a, grad, weight, Normal())
     with pytest.raises(InputError, match=r"a is on meta.*CPU"):
-        native.flip_product(x, a.to("meta"), grad, weight, Logistic())
+        compiled.flip_product(x, a.to("meta"), grad, weight, Logistic())
     with pytest.raises(InputError, match=r"weight is torch.sparse_coo.*weight.to_dense\(\)"):
-        native.flip_product(x, a, grad, weight.to_sparse(), Logistic())
+        compiled.flip_product(x, a, grad, weight.to_sparse(), Logistic())
     with pytest.raises(InputError, match=r"x has dtype torch.int64"):
-        native.flip_product(x.long(), a, grad, weight, Logistic())
+        compiled.flip_product(x.long(), a, grad, weight, Logistic())
     with pytest.raises(InputError, match=r"weight has dtype torch.float64, but x has torch.float32"):
-        native.flip_product(x, a, grad, weight.double(), Logistic())
+        compiled.flip_product(x, a, grad, weight.double(), Logistic())
     with pytest.raises(InputError, match=r"grad has shape \(2, 3\).*\(2, 2\)"):
-        native.flip_product(x, a, torch.ones(2, 3), weight, Logistic())
+        compiled.flip_product(x, a, torch.ones(2, 3), weight, Logistic())
     images = [torch.ones(shape) for shape in ((1, 2, 4, 4), (1, 4, 3, 4), (1, 4, 4, 4), (4, 2, 1, 1))]
     with pytest.raises(InputError, match=r"a has shape \(1, 4, 3, 4\).*\(1, 4, 4, 4\)"):
-        native.flip_product(*images, Logistic(), Geometry())
+        compiled.flip_product(*images, Logistic(), Geometry())
     with pytest.raises(InputError, match=r"x has shape \(1, 2, 4, 4\), not \[B, in\]"):
-        native.flip_product(*images, Logistic())
+        compiled.flip_product(*images, Logistic())
     with pytest.raises(InputError, match=r"x has shape \(2, 2\), not \[B, C, H, W\]"):
-        native.log_ratio(x, a, grad, weight, Logistic(), Geometry())
+        compiled.log_ratio(x, a, grad, weight, Logistic(), Geometry())
     with pytest.raises(InputError, match=r"Normal.*Logistic"):
-        native.log_ratio(x, a, grad, weight, Normal())
+        compiled.log_ratio(x, a, grad, weight, Normal())
     with pytest.raises(InputError, match=r"states has shape \(2, 3\).*\(2, 2\)"):
-        native.log_ratio(x, a, torch.ones(2, 3), weight, Logistic())
+        compiled.log_ratio(x, a, torch.ones(2, 3), weight, Logistic())
     with pytest.raises(InputError, match="seed=-1"):
-        native.sample_states(a, Logistic(), -1)
+        Logistic().compiled_sign(a, -1)
     with pytest.raises(InputError, match=r"offset=-2"):
-        native.mean_slopes(a, x, Logistic(), 1.0, 10, 0, -2)
+        sampling.mean_slopes(a, x, 1.0, 1.0, 10, 0, -2)
 
 
 def test_missing_library_is_explained(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "LIBRARY", tmp_path / "_native.so")
-    library, reason = native._load()
-    assert library is None
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "_native.so")
+    found, reason = library.load()
+    assert found is None
     assert "does not exist" in reason
-    native.LIBRARY.write_text("no library")
-    library, reason = native._load()
-    assert library is None
+    library.LIBRARY.write_text("no library")
+    found, reason = library.load()
+    assert found is None
     assert "cannot be loaded" in reason
-    monkeypatch.setattr(native, "_library", None)
-    monkeypatch.setattr(native, "_reason", reason)
-    assert not native.available()
+    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(library, "_reason", reason)
+    assert not library.available()
     with pytest.raises(InputError, match="cannot be loaded"):
-        native.flip_product(*(torch.ones(2, 2) for _ in range(4)), Logistic())
+        compiled.flip_product(*(torch.ones(2, 2) for _ in range(4)), Logistic())
 
 
 def philox(counter: list[int], key: list[int]) -> list[int]:
@@ -467,16 +468,16 @@ KNOWN = [
 ]
 
 
-@compiled
+@needs_library
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
 def test_philox_gives_the_known_answers(counter, key, answer):
     out = (ctypes.c_uint32 * 4)()
-    native._library.flipgrad_philox((ctypes.c_uint32 * 4)(*counter), (ctypes.c_uint32 * 2)(*key), out)
+    library._library.flipgrad_philox((ctypes.c_uint32 * 4)(*counter), (ctypes.c_uint32 * 2)(*key), out)
     assert list(out) == answer
     assert philox(counter, key) == answer
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_states_compare_philox_with_the_probability(dtype):
@@ -487,11 +488,11 @@ def test_states_compare_philox_with_the_probability(dtype):
     # None is so close to its probability that rounding decides.
     assert float((u - p).abs().min()) > 1e-6
     expected = torch.where(u < p, 1.0, -1.0).to(dtype)
-    assert torch.equal(native.sample_states(a, Logistic(2.0), seed, offset), expected)
-    assert torch.equal(native.sample_states_from_probability(p.to(dtype), seed, offset), expected)
+    assert torch.equal(Logistic(2.0).compiled_sign(a, seed, offset), expected)
+    assert torch.equal(sampling.states_from_probability(p.to(dtype), seed, offset), expected)
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("noise", [Logistic(), Logistic(3.0), Normal(), Laplace(0.8), Uniform(2.0)], ids=repr)
 def test_states_have_their_probability(noise):
@@ -499,65 +500,65 @@ def test_states_have_their_probability(noise):
     # 5 standard errors: one false alarm in two million, over 12 values of a and the seed fixed.
     for i, a in enumerate([-7.0, -4.0, -2.0, -1.0, -0.3, 0.0, 0.0, 0.3, 1.0, 2.0, 4.0, 7.0]):
         p = float(noise.cdf(torch.tensor(a, dtype=torch.float64)))
-        states = native.sample_states(torch.full((count,), a), noise, seed=1, offset=i)
+        states = noise.compiled_sign(torch.full((count,), a), seed=1, offset=i)
         assert states.abs().eq(1).all()
         error = math.sqrt(p * (1 - p) / count)
         assert abs(float((states > 0).double().mean()) - p) <= 5 * error
 
 
-@compiled
+@needs_library
 def test_small_probabilities_of_either_state_are_kept():
     # F(-14) is 8.3e-7: 14 of 2**24 expected, and between 1 and 40 but for once in a million.
     a = torch.full((2**24,), 14.0)
     for sign in (1, -1):
-        rare = int((native.sample_states(sign * a, Logistic(), seed=2) != sign).sum())
+        rare = int((Logistic().compiled_sign(sign * a, seed=2) != sign).sum())
         assert 1 <= rare <= 40
     certain = torch.tensor([0.0, 1.0] * 1000)
-    assert torch.equal(native.sample_states_from_probability(certain, 3), 2 * certain - 1)
+    assert torch.equal(sampling.states_from_probability(certain, 3), 2 * certain - 1)
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 def test_states_of_one_draw_are_independent():
     # Chi-square of the 16 patterns of four neighbours, 15 degrees of freedom: above 50 once in 80,000.
     for step in (1, 8, 32):
-        states = native.sample_states(torch.zeros(2**18), Logistic(), seed=4).gt(0).view(-1, 4 * step)
+        states = Logistic().compiled_sign(torch.zeros(2**18), seed=4).gt(0).view(-1, 4 * step)
         bits = torch.stack([states[:, step * k] for k in range(4)])
         counts = torch.bincount((bits * torch.tensor([[1], [2], [4], [8]])).sum(0), minlength=16).double()
         expected = counts.sum() / 16
         assert float(((counts - expected) ** 2 / expected).sum()) < 50
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("count", [0, 1, 31, 33, 100_003])
 def test_states_depend_on_seed_offset_and_index_alone(count):
     a = normal(count).float()
-    states = native.sample_states(a, Logistic(), 5, 6)
+    states = Logistic().compiled_sign(a, 5, 6)
     assert states.abs().eq(1).all()
     for threads in (2, 4):
         torch.set_num_threads(threads)
-        assert torch.equal(native.sample_states(a, Logistic(), 5, 6), states)
+        assert torch.equal(Logistic().compiled_sign(a, 5, 6), states)
     half = count // 2
-    assert torch.equal(native.sample_states(a[:half], Logistic(), 5, 6), states[:half])
+    assert torch.equal(Logistic().compiled_sign(a[:half], 5, 6), states[:half])
     apart = torch.stack([a, a], 1)[:, 1]
-    assert torch.equal(native.sample_states(apart, Logistic(), 5, 6), states)
+    assert torch.equal(Logistic().compiled_sign(apart, 5, 6), states)
     if count > 1000:
         for seed, offset in ((4, 6), (5, 7)):
-            other = native.sample_states(torch.zeros(count), Logistic(), seed, offset)
-            same = float((other == native.sample_states(torch.zeros(count), Logistic(), 5, 6)).double().mean())
+            other = Logistic().compiled_sign(torch.zeros(count), seed, offset)
+            same = float((other == Logistic().compiled_sign(torch.zeros(count), 5, 6)).double().mean())
             assert abs(same - 0.5) < 5 * 0.5 / math.sqrt(count)
 
 
-@compiled
+@needs_library
 def test_states_of_half_precision():
     a = normal(100).bfloat16()
-    states = native.sample_states(a, Logistic(), 1)
+    states = Logistic().compiled_sign(a, 1)
     assert states.dtype == torch.bfloat16
-    assert torch.equal(states.float(), native.sample_states(a.float(), Logistic(), 1))
+    assert torch.equal(states.float(), Logistic().compiled_sign(a.float(), 1))
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize(("scale", "t"), [(1.0, 1.0), (2.5, 2.5), (1.0, 0.02), (3.0, 0.5), (0.7, 20.0)])
 def test_mean_slopes_are_their_formula_of_the_same_numbers(scale, t):
@@ -568,7 +569,7 @@ def test_mean_slopes_are_their_formula_of_the_same_numbers(scale, t):
     u = torch.stack([words(len(a), seed, offset + k) >> 1 for k in range(samples)]).double().add(0.5) / 2**31
     z = conditional(noise, a.double(), x.double(), noise.icdf(u))
     expected = 2 * Logistic(t).pdf(a.double() - z).mean(0)
-    slopes = native.mean_slopes(a, x, noise, t, samples, seed, offset)
+    slopes = sampling.mean_slopes(a, x, noise.scale, t, samples, seed, offset)
     # Rounding moves the exponent (a - z) / t. Near the smallest normal number there are no digits.
     tolerance = 1e-6 + 2e-7 * (scale + a.abs() + z.abs().max(0).values) / t
     assert bool(((slopes - expected).abs() <= tolerance * expected + 1e-36 / t).all())
@@ -576,16 +577,16 @@ def test_mean_slopes_are_their_formula_of_the_same_numbers(scale, t):
     assert int((expected > 1e-30).sum()) > len(a) / 2
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("t", [1.0, 0.6])
 @pytest.mark.parametrize("count", [0, 1, 31, 33, 100_003])
 def test_mean_slopes_depend_on_seed_offset_and_index_alone(count, t):
     a = 3 * normal(count).float()
-    x = native.sample_states(a, Logistic(), 1)
+    x = Logistic().compiled_sign(a, 1)
 
     def slopes(a: Tensor, x: Tensor, seed: int = 5, offset: int = 6) -> Tensor:
-        return native.mean_slopes(a, x, Logistic(), t, 4, seed, offset)
+        return sampling.mean_slopes(a, x, 1.0, t, 4, seed, offset)
 
     whole = slopes(a, x)
     assert bool(((whole > 0) & (whole <= 1 / (2 * t) * (1 + 1e-6))).all())
@@ -598,59 +599,59 @@ def test_mean_slopes_depend_on_seed_offset_and_index_alone(count, t):
     draws = torch.vmap(slopes)(a[: 2 * half].view(2, half), x[: 2 * half].view(2, half))
     assert torch.equal(draws.flatten(), whole[: 2 * half])
     # The mean over consecutive offsets.
-    one_by_one = [native.mean_slopes(a, x, Logistic(), t, 1, 5, offset) for offset in range(6, 10)]
+    one_by_one = [sampling.mean_slopes(a, x, 1.0, t, 1, 5, offset) for offset in range(6, 10)]
     torch.testing.assert_close(torch.stack(one_by_one).mean(0), whole)
     if count > 1:
         assert not torch.equal(slopes(a, x, seed=4), whole)
         assert not torch.equal(slopes(a, x, offset=7), whole)
 
 
-@compiled
+@needs_library
 def test_mean_slopes_of_other_precisions_are_computed_in_float32():
     a = normal(100)
     x = a.sign()
     for dtype in (torch.bfloat16, torch.float64):
-        slopes = native.mean_slopes(a.to(dtype), x.to(dtype), Logistic(), 0.5, 2, 1)
+        slopes = sampling.mean_slopes(a.to(dtype), x.to(dtype), 1.0, 0.5, 2, 1)
         assert slopes.dtype == dtype
-        assert torch.equal(slopes, native.mean_slopes(a.to(dtype).float(), x.float(), Logistic(), 0.5, 2, 1).to(dtype))
+        assert torch.equal(slopes, sampling.mean_slopes(a.to(dtype).float(), x.float(), 1.0, 0.5, 2, 1).to(dtype))
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("t", [1.0, 0.5, 1e-12])
 def test_mean_slopes_of_extreme_pre_activations(t):
     a = torch.tensor([torch.inf, -torch.inf, 3e38, -3e38, 0.0, torch.nan])
     for x in (torch.ones(6), -torch.ones(6)):
-        slopes = native.mean_slopes(a, x, Logistic(), t, 1000, 1)
+        slopes = sampling.mean_slopes(a, x, 1.0, t, 1000, 1)
         assert bool(torch.isfinite(slopes[:5]).all())
         assert bool(slopes[5].isnan())
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 100_001])
 @pytest.mark.parametrize("most", [300, 10**6])
 def test_moments(count, most):
     t = torch.randn(count, generator=torch.Generator().manual_seed(count))
     every = max(1, count // most)
-    some = torch.cat([t[:0], *t.split(native.BLOCK)[::every]]).double()
+    some = torch.cat([t[:0], *t.split(separable.BLOCK)[::every]]).double()
     expected = [some.square().max(), some.square().mean(), (some**4).mean()] if count else [0.0] * 3
-    assert native.moments(t, most) == pytest.approx([float(e) for e in expected], rel=1e-6)
+    assert separable.moments(t, most) == pytest.approx([float(e) for e in expected], rel=1e-6)
     torch.set_num_threads(4)
-    assert native.moments(t, most) == pytest.approx([float(e) for e in expected], rel=1e-6)
+    assert separable.moments(t, most) == pytest.approx([float(e) for e in expected], rel=1e-6)
 
 
-@compiled
+@needs_library
 def test_moments_of_what_is_no_number():
-    assert math.isnan(native.moments(torch.tensor([1.0, math.nan]), 10)[1])
-    assert native.moments(torch.tensor([1.0, math.inf]), 10)[0] == math.inf
+    assert math.isnan(separable.moments(torch.tensor([1.0, math.nan]), 10)[1])
+    assert separable.moments(torch.tensor([1.0, math.inf]), 10)[0] == math.inf
 
 
 EVEN = [(0.5, 0.1, -0.2, 0.03), (1.0,), (0.2, -0.7)]
 ODD = [(0.3, -0.2), (0.6, 0.1, 0.05)]
 
 
-@compiled
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("ranks", [(1, 0), (1, 1), (2, 1), (3, 2)])
 @pytest.mark.parametrize(
@@ -671,20 +672,20 @@ def test_product_is_its_formula(shape, ranks):
         return features.double() @ torch.cat([w[:0], *values])
 
     expected = x.double() * (x.double() * part(of_even, even, 1) + part(of_odd, odd, 2))
-    u = native.product(x, of_even, of_odd, weight, even, odd, 2.0)
+    u = separable.product(x, of_even, of_odd, weight, even, odd, 2.0)
     assert u.dtype == torch.float32
     assert not u[x == 0].any()
     assert float((u - expected).norm()) <= 1e-6 * float(expected.norm())
     for threads in (2, 4):
         torch.set_num_threads(threads)
-        assert torch.equal(native.product(x, of_even, of_odd, weight, even, odd, 2.0), u)
+        assert torch.equal(separable.product(x, of_even, of_odd, weight, even, odd, 2.0), u)
 
 
-@compiled
+@needs_library
 def test_product_of_one_example_is_that_of_many():
     x, weight = normal(70, 40).sign().float(), normal(300, 40, seed=1).float()
     of_even, of_odd = normal(70, 300, seed=2).float(), normal(70, 300, seed=3).float()
-    u = native.product(x, of_even, of_odd, weight, EVEN[:1], ODD[:1], 4.0)
+    u = separable.product(x, of_even, of_odd, weight, EVEN[:1], ODD[:1], 4.0)
     for i in (0, 5, 69):
         one = slice(i, i + 1)
-        assert torch.equal(native.product(x[one], of_even[one], of_odd[one], weight, EVEN[:1], ODD[:1], 4.0), u[one])
+        assert torch.equal(separable.product(x[one], of_even[one], of_odd[one], weight, EVEN[:1], ODD[:1], 4.0), u[one])

@@ -11,8 +11,10 @@ from torch.nn import functional
 
 import flipgrad as fg
 from flipgrad import flips
-from flipgrad.flips import Geometry, interpolated, naive, native, separable, vectorized
+from flipgrad.flips import Geometry, interpolated, naive, passes, vectorized
 from flipgrad.flips._arguments import flat
+from flipgrad.flips.form import find_form
+from flipgrad.native import library
 from flipgrad.noise import sign
 
 SMOOTH = [fg.Logistic(), fg.Logistic(0.5), fg.Normal(), fg.Normal(2.0)]
@@ -90,14 +92,14 @@ def test_the_slope_product_of_a_fully_connected_layer_is_that_of_a_convolution_o
 def test_interpolated_sums_are_within_ten_times_the_tolerance(shape, noise, scale):
     x, a, grad, states, weight, _, geometry = layer(shape, noise, scale, batch=20)
     share = torch.rand_like(x)
-    plan = separable.plan(weight, noise, 1e-3)
+    form = find_form(weight, noise, 1e-3)
     exact = vectorized.log_ratio(x, a, states, weight, noise, geometry)
     for dtype in (torch.float64, torch.float32):
         some = [t.to(dtype) for t in (x, share, a, grad, states, weight)]
-        ratio = interpolated.ratio(some[0], some[2], some[4], some[5], noise, plan, geometry)
+        ratio = interpolated.ratio(some[0], some[2], some[4], some[5], noise, form, geometry)
         assert (ratio - exact).norm() <= 1e-2 * exact.norm()
         assert ratio.view(-1)[0] == 0
-        slope = interpolated.slope(*some[:4], some[5], noise, plan, geometry)
+        slope = interpolated.slope(*some[:4], some[5], noise, form, geometry)
         expected = vectorized.slope_product(x, share, a, grad, weight, noise, geometry)
         assert (slope - expected).norm() <= 1e-2 * expected.norm()
 
@@ -107,29 +109,30 @@ def test_the_error_of_interpolation_is_estimated():
     torch.manual_seed(0)
     noise, n = fg.Normal(0.7), 400
     weight = torch.randn(n, 1, dtype=torch.float64).clamp(-3, 3) * 0.1
-    plan = separable.plan(weight, noise, 1e-3)
-    weight = weight / 0.3 * plan.limit
+    form = find_form(weight, noise, 1e-3)
+    weight = weight / 0.3 * form.limit
     a = torch.randn(n, n, dtype=torch.float64).clamp(-4, 4) * noise.scale
     states, x = sign(noise.cdf(a) - torch.rand_like(a)), sign(torch.randn(n, 1, dtype=torch.float64))
     # One output at a time: a sum of one term.
-    found = torch.cat([interpolated.ratio(x, a[:, [j]], states[:, [j]], weight[[j]], noise, plan) for j in range(n)])
+    found = torch.cat([interpolated.ratio(x, a[:, [j]], states[:, [j]], weight[[j]], noise, form) for j in range(n)])
     exact = torch.cat([vectorized.log_ratio(x, a[:, [j]], states[:, [j]], weight[[j]], noise) for j in range(n)])
     measured = float((found - exact).norm() / exact.norm())
-    assert measured == pytest.approx(interpolated.errors(plan, noise)[0], rel=0.3)
+    assert measured == pytest.approx(interpolated.errors(form, noise)[0], rel=0.3)
 
 
-@pytest.mark.skipif(not native.available(), reason=f"no compiled kernels: {native.reason()}")
+@pytest.mark.skipif(not library.available(), reason=f"no compiled kernels: {library.reason()}")
 @pytest.mark.parametrize("portable", [False, True])
 @pytest.mark.parametrize("scale", [0.02, 0.5])
 def test_compiled_features_are_those_of_torch(scale, portable, monkeypatch):
-    monkeypatch.setattr(native, "PORTABLE", portable)
+    monkeypatch.setattr(library, "PORTABLE", portable)
     noise = fg.Logistic(1.5)
     _, a, _, states, weight, _, _ = layer(CONVOLUTIONS[0], noise, scale)
-    plan = interpolated._with_even_part(separable.plan(weight, noise, 1e-4))
+    form = interpolated._with_curvature(find_form(weight, noise, 1e-4))
     a = (a * 20).float()
     a.view(-1)[0] = 1000.0
-    found = interpolated._ratio_features(a, states.float(), plan, noise, 1)
-    expected = interpolated._ratio_features(a.double(), states, plan, noise, 1)
+    rest = form.steps, form.curvature_nodes, interpolated._factors(form, noise.scale), noise, 1
+    found = passes.log_functions(a, states.float(), *rest)
+    expected = passes.log_functions(a.double(), states, *rest)
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
 

@@ -15,7 +15,8 @@ from torch._subclasses import FakeTensorMode
 
 from flipgrad import flips
 from flipgrad.errors import InputError
-from flipgrad.flips import separable, triton
+from flipgrad.flips import triton
+from flipgrad.flips.form import find_form
 from flipgrad.noise import Logistic, Normal
 
 CASES = Path(__file__).parent / "triton_cases.py"
@@ -112,7 +113,7 @@ def test_exact_kernel_of_a_gpu(monkeypatch):
 
 def test_separable_form_is_preferred_on_a_gpu_where_it_is_cheaper(monkeypatch):
     monkeypatch.setattr(triton, "reason", lambda: "")
-    plans = {size: separable.plan(torch.linspace(-size, size, 100), Logistic(), 1e-3) for size in (0.1, 20.0)}
+    forms = {size: find_form(torch.linspace(-size, size, 100), Logistic(), 1e-3) for size in (0.1, 20.0)}
     for size, kernel in ((0.1, "separable"), (20.0, "triton")):
-        monkeypatch.setattr(separable, "plan", lambda *_, size=size, **__: plans[size])
+        monkeypatch.setattr(flips.choice, "find_form", lambda *_, size=size, **__: forms[size])
         assert flips.choose(weight_on_a_gpu(), Logistic(), 10**7, 1e-3).kernel == kernel

@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from flipgrad import flips
 from flipgrad.errors import InputError
-from flipgrad.flips import Geometry, naive, native, vectorized
+from flipgrad.flips import Geometry, compiled, naive, vectorized
+from flipgrad.native import library, sampling
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 from torture.attack import ACCEPTED, REFUSED, Attack, FaultError, Outcome
 
@@ -142,7 +143,7 @@ class SumAttack(Attack):
     def attempt(self, number: int, random: Random) -> Outcome:
         ratio = random.random() < 0.4
         layer = draw_layer(random, ratio=ratio)
-        native.PORTABLE = random.random() < 0.3
+        library.PORTABLE = random.random() < 0.3
         torch.set_num_threads(2 if random.random() < 0.1 else 1)
         dtype = random.choice(DTYPES)
         odd = random.random() < 0.3
@@ -152,7 +153,7 @@ class SumAttack(Attack):
             # The states of a log ratio are +1, -1 or 0.
             given = given if ratio else sprinkled(given, random)
         x, a, given, weight = (layout(t.to(dtype), random) for t in (x, a, given, weight))
-        direct = native.available() and random.random() < 0.6
+        direct = library.available() and random.random() < 0.6
         noise: Noise = Logistic(layer.scale)
         tolerance = 0.0
         if not direct:
@@ -161,7 +162,7 @@ class SumAttack(Attack):
         function = "log_ratio" if ratio else "flip_product"
         what = f"{function}{' native' * direct} {dtype} {noise} {layer.geometry} {tuple(x.shape)}{' odd' * odd}"
         arguments = (x, a, given, weight, noise, layer.geometry)
-        actual = getattr(native, function)(*arguments) if direct else getattr(flips, function)(*arguments, tolerance=tolerance)
+        actual = getattr(compiled if direct else flips, function)(*arguments, **({} if direct else {"tolerance": tolerance}))
         if actual.dtype != dtype:
             raise FaultError("difference", f"{what}: {actual.dtype}")
         if actual.shape != x.shape:
@@ -211,9 +212,9 @@ class SampleAttack(Attack):
         self.full, self.seconds = full, seconds
 
     def attempt(self, number: int, random: Random) -> Outcome:
-        if not native.available():
+        if not library.available():
             return REFUSED
-        native.PORTABLE = random.random() < 0.3
+        library.PORTABLE = random.random() < 0.3
         numbers = Generator().manual_seed(random.randrange(2**31))
         shape = [random.choice([0, 1, 3, 7, 16, 33]) for _ in range(random.randrange(5))]
         dtype = random.choice(DTYPES)
@@ -224,14 +225,14 @@ class SampleAttack(Attack):
         noise = random.choice(NOISES)(random.choice([1.0, 0.3, 1e-30, 1e30]))
         torch.set_num_threads(1)
         if random.random() < 0.7:
-            function: Callable[[], Tensor] = lambda: native.sample_states(a, noise, seed, offset)  # noqa: E731
+            function: Callable[[], Tensor] = lambda: noise.compiled_sign(a, seed, offset)  # noqa: E731
             what = f"sample_states {noise} {tuple(a.shape)} {dtype}"
         else:
             x = torch.where(torch.rand(shape, generator=numbers) < 0.5, 1.0, -1.0).to(dtype)
             t, samples = random.choice([0.1, 1.0, 10.0]), random.choice([1, 2, 10])
             offset = min(offset, 2**63 - 1 - samples)
             scale = random.choice([1.0, 0.3])
-            function = lambda: native.mean_slopes(a, x, Logistic(scale), t, samples, seed, offset)  # noqa: E731
+            function = lambda: sampling.mean_slopes(a, x, scale, t, samples, seed, offset)  # noqa: E731
             what = f"mean_slopes {tuple(a.shape)} {dtype} t={t}"
         first = function()
         torch.set_num_threads(2)
@@ -290,8 +291,8 @@ class WrongTensorAttack(Attack):
         else:
             geometry = None if geometry is not None else Geometry(groups=random.choice([1, 2]))
         functions: list[Callable[..., Tensor]] = [flips.log_ratio if ratio else flips.flip_product]
-        if native.available():
-            functions.append(native.log_ratio if ratio else native.flip_product)
+        if library.available():
+            functions.append(compiled.log_ratio if ratio else compiled.flip_product)
         what = f"action {action} on {['x', 'a', 'given', 'weight'][which]}, {geometry}, {[tuple(t.shape) for t in tensors]}"
         for function in functions:
             try:

@@ -169,12 +169,12 @@ def test_a_reader_that_takes_damage_for_data_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("factor", [1.0, 1.001])
 def test_an_operator_that_is_a_little_off_is_found(tmp_path, monkeypatch, factor):
-    right = operators.native.flip_product
-    monkeypatch.setattr(operators.native, "flip_product", lambda *arguments: factor * right(*arguments))
-    monkeypatch.setattr(operators.native, "PORTABLE", operators.native.PORTABLE)
+    right = operators.compiled.flip_product
+    monkeypatch.setattr(operators.compiled, "flip_product", lambda *arguments: factor * right(*arguments))
+    monkeypatch.setattr(operators.library, "PORTABLE", operators.library.PORTABLE)
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda yes: None)
-    if not operators.native.available():
-        pytest.skip(operators.native.reason())
+    if not operators.library.available():
+        pytest.skip(operators.library.reason())
     assert bool(attempts(SumAttack(1, 1), tmp_path, 60)) == (factor != 1)
     torch.set_num_threads(1)
 

@@ -11,8 +11,7 @@ import time
 
 import pytest
 
-from flipgrad import cli
-from flipgrad.flips import native
+from flipgrad import cli, native
 from torture.runs import difference
 
 OPTIONS = ("--epochs", "2", "--eval-samples", "2", "--checkpoint-minutes", "0.001")

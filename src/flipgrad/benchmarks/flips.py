@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_input
 
-from flipgrad.flips import Geometry, native, separable, vectorized
-from flipgrad.flips.choice import spread
+from flipgrad import native
+from flipgrad.flips import Geometry, compiled, separable, vectorized
+from flipgrad.flips.form import Form, find_form
+from flipgrad.flips.passes import root_mean_square
 from flipgrad.machine import fastest
 from flipgrad.noise import Logistic, sign
 from flipgrad.training.models import CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES
@@ -94,16 +96,16 @@ def _kernels(layer: Layer, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -
     geometry = layer.geometry
     works: dict[str, Callable[[], Tensor]] = {
         "gradient": lambda: grad @ weight if geometry is None else conv2d_input(x.shape, weight, grad, geometry.stride),
-        "separable": lambda: separable.product(x, a, grad, weight, NOISE, _plan(weight, a), geometry),
-        "native": lambda: native.flip_product(x, a, grad, weight, NOISE, geometry),
+        "separable": lambda: separable.product(x, a, grad, weight, NOISE, _form(weight, a), geometry),
+        "native": lambda: compiled.flip_product(x, a, grad, weight, NOISE, geometry),
     }
     if not native.available():
         del works["native"]
     return works
 
 
-def _plan(weight: Tensor, a: Tensor) -> separable.Plan:
-    return separable.plan(weight, NOISE, TOLERANCE, spread=spread(a))
+def _form(weight: Tensor, a: Tensor) -> Form:
+    return find_form(weight, NOISE, TOLERANCE, activation_rms=root_mean_square(a))
 
 
 def _error(layer: Layer, kernel: Callable[[], Tensor], x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> float:

@@ -1,4 +1,4 @@
-// The C interface of flipgrad's kernels. Python fills the structures through ctypes (flips/native.py): keep both alike.
+// The C interface of flipgrad's kernels. Python fills the structures through ctypes (flipgrad/native): keep both alike.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ from torch import Tensor
 from flipgrad.contract import LayerCall, LocalEstimator
 from flipgrad.errors import InputError
 from flipgrad.estimators._draws import check_temperature, conditional, own_draws
-from flipgrad.flips import native
+from flipgrad.native import sampling as compiled
 from flipgrad.noise import Logistic
 from flipgrad.sampling import compiled_draws
 
@@ -63,7 +63,7 @@ class GumbelRao(LocalEstimator):
         if isinstance(call.noise, Logistic) and a.dtype != torch.float64:
             numbers = compiled_draws(call.draw, a, self.samples)
             if numbers is not None:
-                return native.mean_slopes(a, x, call.noise, self.t, self.samples, *numbers)
+                return compiled.mean_slopes(a, x, call.noise.scale, self.t, self.samples, *numbers)
         # [K, *a.shape]
         z = conditional(call.noise, a, x, own_draws(self, call.draw, call.noise, a, self.samples))
         # The relaxation is 2F - 1 of logistic noise with the temperature as its scale.

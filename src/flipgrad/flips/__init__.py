@@ -7,8 +7,8 @@ r"""Sums over flips of a layer's binary inputs, of which three are needed.
   children follows from it.
 - :func:`slope_product` is how much a weight's gradient changes with its own input.
 
-``naive`` is their definition; ``vectorized`` is exact for every noise, in tensor operations; ``native`` is exact for logistic
-noise, compiled, and ``triton`` the same on a GPU; ``separable`` and ``interpolated`` are ordinary products, to a tolerance.
+``naive`` is their definition; ``vectorized`` is exact for every noise, in tensor operations; ``compiled`` is exact for logistic
+noise, and ``triton`` the same on a GPU; ``separable`` and ``interpolated`` are ordinary products, to a tolerance.
 The functions here choose by :mod:`flipgrad.flips.choice`, and are operators of torch, so that they compile and are one node
 of a graph.
 """
@@ -16,18 +16,20 @@ of a graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips import interpolated, native, separable, triton, vectorized
-from flipgrad.flips._arguments import check_devices, check_kinds, check_shapes, fake_per_unit, flat, memory_format, unflat
-from flipgrad.flips._draws import WithoutGradient, over_draws
-from flipgrad.flips.choice import CALL, TERM, Choice, choose, common_dtype, explain, spread
+from flipgrad.flips import compiled, interpolated, separable, triton, vectorized
+from flipgrad.flips._arguments import check_devices, check_kinds, check_shapes, flat, memory_format, unflat
+from flipgrad.flips._vmap import WithoutGradient, over_draws
+from flipgrad.flips.choice import CALL, TERM, Choice, choose, explain
+from flipgrad.flips.form import Form, find_form
 from flipgrad.flips.ordinary import Geometry
+from flipgrad.flips.passes import root_mean_square
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
 __all__ = ["Choice", "Geometry", "choose", "explain", "flip_product", "log_ratio", "slope_product"]
@@ -35,31 +37,52 @@ __all__ = ["Choice", "Geometry", "choose", "explain", "flip_product", "log_ratio
 # The noises that operators know.
 KINDS: dict[str, type[Noise]] = {kind.__name__: kind for kind in (Laplace, Logistic, Normal, Uniform)}
 
-# Log ratios and slope products may have an error so many times as large as the tolerance, which is that of flip products: what
-# depends on them, a posterior probability or a small correction, does so weakly.
-MOST = 10
+# The error of log ratios and slope products may be this many times the tolerance, which is that of flip products: what depends
+# on them, a posterior probability or a small correction, does so weakly.
+RATIO_ERROR_FACTOR = 10
 
 
 class _Sum(NamedTuple):
-    """A sum over the flips of every unit, of states, pre-activations and another tensor like these, which is ``given``."""
+    """A sum over flips.
 
-    given: str
+    Attributes:
+        name: that of its operator.
+        tensors: the names of what it takes; ``x`` is the first of them, ``weight`` the last.
+        exact: its implementations, by :attr:`Choice.kernel`.
+        separable: the one by a separable form.
+        error: the error of that.
+        per_weight: whether the sum has one number per weight, else one per unit.
+    """
+
+    name: str
+    tensors: tuple[str, ...]
     exact: Mapping[str, Callable[..., Tensor]]
     separable: Callable[..., Tensor]
-    error: Callable[[separable.Plan, Noise], float]
+    error: Callable[[Form, Noise], float]
+    per_weight: bool = False
 
 
 _FLIP = _Sum(
-    "grad",
-    {"native": native.flip_product, "triton": triton.flip_product, "vectorized": vectorized.flip_product},
+    "flip_product",
+    ("x", "a", "grad", "weight"),
+    {"native": compiled.flip_product, "triton": triton.flip_product, "vectorized": vectorized.flip_product},
     separable.product,
-    lambda plan, noise: plan.estimated_error,
+    lambda form, noise: form.estimated_error,
 )
 _RATIO = _Sum(
-    "states",
-    {"native": native.log_ratio, "triton": triton.log_ratio, "vectorized": vectorized.log_ratio},
+    "log_ratio",
+    ("x", "a", "states", "weight"),
+    {"native": compiled.log_ratio, "triton": triton.log_ratio, "vectorized": vectorized.log_ratio},
     interpolated.ratio,
-    lambda plan, noise: interpolated.errors(plan, noise)[0],
+    lambda form, noise: interpolated.errors(form, noise)[0],
+)
+_SLOPE = _Sum(
+    "slope_product",
+    ("x", "share", "a", "grad", "weight"),
+    {"vectorized": vectorized.slope_product},
+    interpolated.slope,
+    lambda form, noise: interpolated.errors(form, noise)[1],
+    per_weight=True,
 )
 
 
@@ -89,10 +112,7 @@ def flip_product(
     Returns:
         The discrete gradient in the states ``x``, shaped like these.
     """
-    if _of_the_user(noise):
-        return _apart(partial(_compute, _FLIP), x, a, grad, weight, noise=noise, tolerance=tolerance, geometry=geometry)
-    u: Tensor = torch.ops.flipgrad.flip_product(x, a, grad, weight, *_as_taken(noise, tolerance, geometry))
-    return u
+    return _evaluate(_FLIP, (x, a, grad, weight), noise, geometry, tolerance)
 
 
 def log_ratio(
@@ -120,10 +140,7 @@ def log_ratio(
     Returns:
         The logarithms, shaped like ``x``.
     """
-    if _of_the_user(noise):
-        return _apart(partial(_compute, _RATIO), x, a, states, weight, noise=noise, tolerance=tolerance, geometry=geometry)
-    ratio: Tensor = torch.ops.flipgrad.log_ratio(x, a, states, weight, *_as_taken(noise, tolerance, geometry))
-    return ratio
+    return _evaluate(_RATIO, (x, a, states, weight), noise, geometry, tolerance)
 
 
 def slope_product(
@@ -154,100 +171,54 @@ def slope_product(
     Returns:
         A tensor like ``weight``.
     """
-    if _of_the_user(noise):
-        return _apart(_slope, x, share, a, grad, weight, noise=noise, tolerance=tolerance, geometry=geometry, per_weight=True)
-    product: Tensor = torch.ops.flipgrad.slope_product(x, share, a, grad, weight, *_as_taken(noise, tolerance, geometry))
-    return product
+    return _evaluate(_SLOPE, (x, share, a, grad, weight), noise, geometry, tolerance)
 
 
-def _of_the_user(noise: Noise) -> bool:
-    """Whether the noise is one that operators do not know: then the same is computed without them."""
-    return type(noise) is not KINDS.get(type(noise).__name__)
-
-
-def _apart(
-    compute: Callable[..., Tensor],
-    *tensors: Tensor,
-    noise: Noise,
-    tolerance: float,
-    geometry: Geometry | None,
-    per_weight: bool = False,
-) -> Tensor:
-    """A sum over flips without an operator."""
-
-    def evaluate(tensors: Sequence[Tensor], geometry: Geometry | None) -> Tensor:
-        return compute(*tensors, noise, tolerance, geometry)
-
-    result: Tensor = WithoutGradient.apply(evaluate, geometry, per_weight, *tensors)  # type: ignore[no-untyped-call]
+def _evaluate(kind: _Sum, tensors: Sequence[Tensor], noise: Noise, geometry: Geometry | None, tolerance: float) -> Tensor:
+    """A sum by its operator or, with a noise of the user, which operators do not know, without it."""
+    result: Tensor
+    if type(noise) is KINDS.get(type(noise).__name__):
+        # Operators take numbers and strings.
+        layer = type(noise).__name__, noise.scale, tolerance, flat(geometry)
+        result = getattr(torch.ops.flipgrad, kind.name)(*tensors, *layer)
+    else:
+        compute = partial(_compute, kind, noise, tolerance)
+        result = WithoutGradient.apply(compute, geometry, kind.per_weight, *tensors)  # type: ignore[no-untyped-call]
     return result
 
 
-def _as_taken(noise: Noise, tolerance: float, geometry: Geometry | None) -> tuple[str, float, float, list[int]]:
-    """The noise by its name and scale, and the geometry flat: operators of torch take numbers and strings."""
-    return type(noise).__name__, noise.scale, tolerance, flat(geometry)
-
-
-def _compute(
-    kind: _Sum,
-    x: Tensor,
-    a: Tensor,
-    other: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    tolerance: float,
-    geometry: Geometry | None,
-) -> Tensor:
-    """A sum over flips by the implementation that is chosen."""
-    check_kinds(x=x, a=a, **{kind.given: other}, weight=weight)
-    check_shapes(x, weight, geometry, a=a, **{kind.given: other})
-    dtype = common_dtype(x, a, other, weight)
-    states, a, other, weight = (t.detach().to(dtype) for t in (x, a, other, weight))
-    choice = choose(weight, noise, _places(a), tolerance, a=a)
-    if choice.kernel == "separable" and choice.plan is not None and kind.error(choice.plan, noise) > MOST * tolerance:
-        choice = choose(weight, noise, _places(a), 0.0)
-    if choice.kernel == "separable" and choice.plan is not None:
-        u = kind.separable(states, a, other, weight, noise, choice.plan, geometry)
+def _compute(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tensor], geometry: Geometry | None) -> Tensor:
+    """A sum by the implementation that is chosen."""
+    named = dict(zip(kind.tensors, tensors, strict=True))
+    check_kinds(**named)
+    check_shapes(geometry=geometry, **named)
+    # The widest dtype of all, at least float32.
+    dtype = reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
+    inputs = [t.detach().to(dtype) for t in tensors]
+    weight, a = inputs[-1], inputs[kind.tensors.index("a")]
+    kernel, form = _choose(kind, weight, a, noise, tolerance)
+    if form is not None:
+        result = kind.separable(*inputs, noise, form, geometry)
     else:
-        u = kind.exact[choice.kernel](states, a, other, weight, noise, geometry)
-    return u.to(x.dtype)
+        result = kind.exact[kernel](*inputs, noise, geometry)
+    return result.to(tensors[-1 if kind.per_weight else 0].dtype)
 
 
-def _slope(
-    x: Tensor,
-    share: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    tolerance: float,
-    geometry: Geometry | None,
-) -> Tensor:
-    """The slope product: to a tolerance where there is a separable form that is faster, else in tensor operations."""
-    check_kinds(x=x, share=share, a=a, grad=grad, weight=weight)
-    check_shapes(x, weight, geometry, a=a, grad=grad)
-    if share.shape != x.shape:
-        raise InputError(f"share has shape {tuple(share.shape)}, but the states have {tuple(x.shape)}: give a factor for each")
-    dtype = common_dtype(x, share, a, grad, weight)
-    states, share, a, grad, kernel = (t.detach().to(dtype) for t in (x, share, a, grad, weight))
-    plan = _slope_plan(kernel, noise, a, tolerance)
-    if plan is not None:
-        result = interpolated.slope(states, share, a, grad, kernel, noise, plan, geometry)
+def _choose(kind: _Sum, weight: Tensor, a: Tensor, noise: Noise, tolerance: float) -> tuple[str, Form | None]:
+    """The implementation of a sum, and its form if it is separable: that must hold for this sum too, not only for flips."""
+    # Output positions of all examples together.
+    places = a.numel() // max(1, a.shape[1])
+    if kind.per_weight:
+        # There is no other exact kernel to compare with.
+        worth = tolerance != 0 and places * weight.numel() * TERM["vectorized"] > CALL["separable"]
+        form = find_form(weight, noise, tolerance, activation_rms=root_mean_square(a)) if worth else None
+        kernel, usable = "vectorized", form is not None and form.reachable
     else:
-        result = vectorized.slope_product(states, share, a, grad, kernel, noise, geometry)
-    return result.to(weight.dtype)
-
-
-def _slope_plan(weight: Tensor, noise: Noise, a: Tensor, tolerance: float) -> separable.Plan | None:
-    """The separable form of a slope product, if there is one within the tolerance that is worth its call."""
-    if tolerance == 0 or _places(a) * weight.numel() * TERM["vectorized"] <= CALL["separable"]:
-        return None
-    plan = separable.plan(weight, noise, tolerance, spread=spread(a))
-    return plan if plan.reachable and interpolated.errors(plan, noise)[1] <= MOST * tolerance else None
-
-
-def _places(a: Tensor) -> int:
-    """Output positions of all examples together."""
-    return a.numel() // max(1, a.shape[1])
+        choice = choose(weight, noise, places, tolerance, a=a)
+        kernel, form, usable = choice.kernel, choice.form, choice.kernel == "separable"
+    if usable and form is not None and kind.error(form, noise) <= RATIO_ERROR_FACTOR * tolerance:
+        return "separable", form
+    return (choose(weight, noise, places, 0.0).kernel if kernel == "separable" else kernel), None
 
 
 def _noise(name: str, scale: float) -> Noise:
@@ -257,67 +228,41 @@ def _noise(name: str, scale: float) -> Noise:
     return KINDS[name](scale)
 
 
-Implementation = Callable[..., Tensor]
+def _result_format(kind: _Sum, x: Tensor) -> torch.memory_format:
+    return torch.contiguous_format if kind.per_weight else memory_format(x)
 
 
-def _per_unit(compute: Implementation) -> Implementation:
-    """An operator with one number per unit: numbers and strings instead of a noise, and the memory format of the states."""
+def _register(kind: _Sum) -> None:
+    """Make an operator of torch of a sum: numbers and strings instead of a noise and a geometry."""
 
-    def operator(
-        x: Tensor, a: Tensor, other: Tensor, weight: Tensor, noise: str, scale: float, tolerance: float, shape: Sequence[int]
-    ) -> Tensor:
-        u = compute(x, a, other, weight, _noise(noise, scale), tolerance, unflat(shape))
-        return u.contiguous(memory_format=memory_format(x))
+    def implementation(*arguments: Any) -> Tensor:
+        *tensors, noise, scale, tolerance, shape = arguments
+        result = _compute(kind, _noise(noise, scale), tolerance, tensors, unflat(shape))
+        return result.contiguous(memory_format=_result_format(kind, tensors[0]))
 
-    return operator
+    def fake(*arguments: Any) -> Tensor:
+        tensors = arguments[: len(kind.tensors)]
+        check_devices(*tensors)
+        like = tensors[-1 if kind.per_weight else 0]
+        return torch.empty_like(like, memory_format=_result_format(kind, like))
 
-
-def _slope_operator(
-    x: Tensor,
-    share: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    noise: str,
-    scale: float,
-    tolerance: float,
-    shape: Sequence[int],
-) -> Tensor:
-    return _slope(x, share, a, grad, weight, _noise(noise, scale), tolerance, unflat(shape)).contiguous()
-
-
-def _fake_slope(x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, *_: object) -> Tensor:
-    check_devices(x, share, a, grad, weight)
-    return torch.empty_like(weight, memory_format=torch.contiguous_format)
-
-
-def _vmap(name: str) -> Callable[..., tuple[Tensor, int]]:
-    """An operator's rule for ``torch.vmap``."""
-    operator = getattr(torch.ops.flipgrad, name)
-
-    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
         *tensors, noise, scale, tolerance, shape = arguments
 
         def evaluate(tensors: Sequence[Tensor], geometry: Geometry | None) -> Tensor:
-            result: Tensor = operator(*tensors, noise, scale, tolerance, flat(geometry))
+            result: Tensor = getattr(torch.ops.flipgrad, kind.name)(*tensors, noise, scale, tolerance, flat(geometry))
             return result
 
-        per_weight = name == "slope_product"
-        return over_draws(evaluate, info.batch_size, in_dims[: len(tensors)], tensors, unflat(shape), per_weight=per_weight)
+        dims = in_dims[: len(tensors)]
+        return over_draws(evaluate, info.batch_size, dims, tensors, unflat(shape), per_weight=kind.per_weight)
 
-    return rule
+    schema = ", ".join(f"Tensor {name}" for name in kind.tensors)
+    name, layer = f"flipgrad::{kind.name}", "str noise, float scale, float tolerance, int[] shape"
+    torch.library.define(name, f"({schema}, {layer}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(name, "default", implementation)
+    torch.library.register_fake(name, fake)
+    torch.library.register_vmap(name, vmap)
 
 
-_LAYER = "str noise, float scale, float tolerance, int[] shape"
-_UNITS = f"Tensor x, Tensor a, Tensor other, Tensor weight, {_LAYER}"
-_WEIGHTS = f"Tensor x, Tensor share, Tensor a, Tensor grad, Tensor weight, {_LAYER}"
-_OPERATORS = (
-    ("flip_product", _UNITS, _per_unit(partial(_compute, _FLIP)), fake_per_unit),
-    ("log_ratio", _UNITS, _per_unit(partial(_compute, _RATIO)), fake_per_unit),
-    ("slope_product", _WEIGHTS, _slope_operator, _fake_slope),
-)
-for _name, _arguments, _implementation, _fake in _OPERATORS:
-    torch.library.define(f"flipgrad::{_name}", f"({_arguments}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-    torch.library.impl(f"flipgrad::{_name}", "default", _implementation)
-    torch.library.register_fake(f"flipgrad::{_name}", _fake)
-    torch.library.register_vmap(f"flipgrad::{_name}", _vmap(_name))
+for _kind in (_FLIP, _RATIO, _SLOPE):
+    _register(_kind)

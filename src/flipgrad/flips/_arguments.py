@@ -1,7 +1,4 @@
-"""What operators of torch take and give: a flat geometry, right shapes and dtypes, a memory format.
-
-The kernels for one device compute convolutions; a fully connected layer is one of one place.
-"""
+"""What sums over flips take and give: right shapes, dtypes and devices, a flat geometry, a memory format."""
 
 from __future__ import annotations
 
@@ -12,8 +9,7 @@ from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.flips.ordinary import Geometry
-
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+from flipgrad.noise import Logistic, Noise
 
 
 def flat(geometry: Geometry | None) -> list[int]:
@@ -28,16 +24,10 @@ def unflat(shape: Sequence[int]) -> Geometry | None:
     return Geometry((shape[0], shape[1]), (shape[2], shape[3]), (shape[4], shape[5]), shape[6])
 
 
-def check_dtypes(taker: str, **tensors: Tensor) -> None:
-    """Refuse sparse tensors, and those of different dtypes or of those that the kernel, ``taker``, does not take."""
-    first, like = next(iter(tensors.items()))
-    for name, t in tensors.items():
-        if t.layout != torch.strided:
-            raise InputError(f"{name} is {t.layout}: {taker} dense tensors, e.g. {name}.to_dense()")
-        if t.dtype not in DTYPES:
-            raise InputError(f"{name} has dtype {t.dtype}: {taker} {', '.join(str(dtype) for dtype in DTYPES)}")
-        if t.dtype != like.dtype:
-            raise InputError(f"{name} has dtype {t.dtype}, but {first} has {like.dtype}: give them one dtype")
+def check_logistic(kernel: str, noise: Noise) -> None:
+    """Refuse a noise that the kernels for one device do not know."""
+    if not isinstance(noise, Logistic):
+        raise InputError(f"noise={noise!r}: the {kernel} flip product is for Logistic noise; use flipgrad.flips for the others")
 
 
 def check_devices(*arguments: object) -> None:
@@ -57,8 +47,12 @@ def check_kinds(**tensors: Tensor) -> None:
             raise InputError(f"{name} has dtype {t.dtype}, expected floating point: give it as {name}.float()")
 
 
-def check_shapes(x: Tensor, weight: Tensor, geometry: Geometry | None, **of_outputs: Tensor) -> None:
+def check_shapes(
+    x: Tensor, weight: Tensor, geometry: Geometry | None, *, share: Tensor | None = None, **of_outputs: Tensor
+) -> None:
     """Refuse shapes that do not belong together: a kernel would read other memory than the tensors'."""
+    if share is not None and share.shape != x.shape:
+        raise InputError(f"share has shape {tuple(share.shape)}, but the states have {tuple(x.shape)}: give a factor for each")
     _check_dimensions(x, weight, geometry)
     places: tuple[int, ...] = ()
     groups = 1
@@ -98,32 +92,22 @@ def _check_shape(name: str, t: Tensor, expected: tuple[int, ...]) -> None:
         raise InputError(f"{name} has shape {tuple(t.shape)}, but the layer's weight and states make it {expected}")
 
 
-def kernel_operator(convolution: Callable[..., Tensor], given: str) -> Callable[..., Tensor]:
-    """The implementation of an operator, by a kernel for convolutions.
+def by_convolution(convolution: Callable[..., Tensor], geometry: Geometry | None, **tensors: Tensor) -> Tensor:
+    """A sum over flips by a kernel for convolutions; a fully connected layer is one of one place.
 
     Args:
-        convolution: the sum over flips of x, a, what is given for every output, weight, scale and geometry.
-        given: the name of what is given for every output.
+        convolution: the sum, of a geometry and the tensors.
+        geometry: that of the layer, or None.
+        tensors: ``x``, ``a``, what is given for every output, and ``weight``.
     """
-
-    def operator(x: Tensor, a: Tensor, outputs: Tensor, weight: Tensor, scale: float, shape: Sequence[int]) -> Tensor:
-        geometry = unflat(shape)
-        check_shapes(x, weight, geometry, a=a, **{given: outputs})
-        if geometry is not None:
-            return convolution(x, a, outputs, weight, scale, geometry)
-        x4, a4, outputs4, weight4 = (t[:, :, None, None] for t in (x, a, outputs, weight))
-        return convolution(x4, a4, outputs4, weight4, scale, Geometry()).reshape(x.shape).contiguous()
-
-    return operator
+    check_shapes(geometry=geometry, **tensors)
+    if geometry is not None:
+        return convolution(geometry, *tensors.values())
+    u = convolution(Geometry(), *(t[:, :, None, None] for t in tensors.values()))
+    return u.reshape(tensors["x"].shape).contiguous()
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
     """The memory format that a result like ``x`` is given."""
     channels_last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if channels_last else torch.contiguous_format
-
-
-def fake_per_unit(x: Tensor, *others: object) -> Tensor:
-    """What an operator with one number per unit returns, without the numbers."""
-    check_devices(x, *others)
-    return torch.empty_like(x, memory_format=memory_format(x))

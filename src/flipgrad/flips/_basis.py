@@ -1,10 +1,11 @@
 r"""Fits of the flip term by few products of a function of the pre-activation and a function of the weight.
 
-With the step :math:`s = 2w` the term is :math:`E(a, s) + x\,O(a, s)`,
+With the step :math:`s = 2w` the term is :math:`E(a, s) + x\,O(a, s)`, a difference and a curvature:
 
 .. math:: E = \tfrac12 [F(a + s) - F(a - s)], \qquad O = F(a) - \tfrac12 [F(a + s) + F(a - s)].
 
-Both are replaced by interpolation in the step: :math:`E(a, s) \approx \sum_r E(a, s_r)\, v_r(s)` and
+The difference is odd in the step and even in a, the curvature even in the step and odd in a. Both are replaced by
+interpolation in the step: :math:`E(a, s) \approx \sum_r E(a, s_r)\, v_r(s)` and
 :math:`O(a, s) \approx \sum_r O(a, s_r)\, q_r(s)`, with :math:`v_r` an odd and :math:`q_r` an even polynomial. In
 :math:`s^2` the functions are smooth, so the error at rank r is close to :math:`\prod_r (s^2 - s_r^2)`, and its mean
 square is least where the :math:`s_r^2` are the Gauss nodes of the weights' distribution. The polynomials are weighted
@@ -30,7 +31,6 @@ three times worse at rank 2, and do not follow the kinks of Laplace and Uniform.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -38,7 +38,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from flipgrad.noise import Logistic, Noise
+from flipgrad.noise import Noise
 
 # The size of the weights, relative to the noise's scale, is counted in bins of a quarter octave from 2**-15 to 2**3.
 PER_OCTAVE = 4
@@ -79,64 +79,16 @@ class Basis:
     Attributes:
         reach: the largest step they hold for, in the noise's scale.
         steps: the nodes s_r, in the noise's scale.
-        even: the fit of E (even in a) at the full rank.
-        odd: the fits of O (odd in a) at rank 0, 1, ... full.
+        difference: the fit of E at the full rank.
+        curvature: the fits of O at rank 0, 1, ... full.
         signal: mean square of the term [distribution of a, bin of weights].
     """
 
     reach: float
     steps: tuple[float, ...]
-    even: Fit
-    odd: tuple[Fit, ...]
+    difference: Fit
+    curvature: tuple[Fit, ...]
     signal: Tensor
-
-
-def features(
-    a: Tensor, grad: Tensor, steps: tuple[float, ...], odd_nodes: tuple[int, ...], noise: Noise
-) -> tuple[list[Tensor], list[Tensor]]:
-    """The functions of the pre-activations, times ``grad``, up to constant factors.
-
-    In the tails of ``a`` they keep their relative precision.
-
-    Args:
-        a: pre-activations.
-        grad: what to multiply by, of the same shape.
-        steps: the nodes, in the noise's scale.
-        odd_nodes: those among them for which the function of O is wanted too.
-        noise: the layer's noise.
-
-    Returns:
-        The functions of E at all nodes, and those of O.
-    """
-    if isinstance(noise, Logistic):
-        return _logistic_features(a if noise.scale == 1 else a / noise.scale, grad, steps, odd_nodes)
-    # E is even in a and O is odd: on the lower tail probabilities are small and their differences precise.
-    below = a.abs().neg_()
-    sides = [(noise.cdf(below + step * noise.scale), noise.cdf(below - step * noise.scale)) for step in steps]
-    odd = []
-    if odd_nodes:
-        middle, mirrored = noise.cdf(below).mul_(-2), a.sign().mul_(grad)
-        odd = [torch.add(middle, sides[node][0]).add_(sides[node][1]).mul_(mirrored) for node in odd_nodes]
-    return [upper.sub_(lower).mul_(grad) for upper, lower in sides], odd
-
-
-def _logistic_features(
-    t: Tensor, grad: Tensor, steps: tuple[float, ...], odd_nodes: tuple[int, ...]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """The closed form: 2E = sinh(s) / (cosh(t) + cosh(s)) and O = (2F - 1) tanh(s / 2) E. Far out cosh is inf, and E is 0."""
-    # Every pass over memory counts, and every new tensor as much as two of them: the last node takes cosh's own memory.
-    cosh = torch.cosh(t)
-    even = [cosh + math.cosh(step) for step in steps[:-1]]
-    even.append(cosh.add_(math.cosh(steps[-1])))
-    for e in even:
-        torch.div(grad, e, out=e)
-    if not odd_nodes:
-        return even, []
-    above = torch.sigmoid(t)
-    # (1 - 2F) times that of E.
-    odd = [torch.addcmul(even[node], above, even[node], value=-2) for node in odd_nodes[:-1]]
-    last = even[odd_nodes[-1]]
-    return even, [*odd, torch.addcmul(last, above, last, value=-2, out=above)]
 
 
 def bin_steps(top: int) -> Tensor:
@@ -146,17 +98,17 @@ def bin_steps(top: int) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def basis(noise: Noise, top: int, spread: int, smallest: float, rank: int) -> Basis:
+def basis(noise: Noise, top: int, half_octaves: int, smallest: float, rank: int) -> Basis:
     """The cached fit for weights up to the upper edge of bin ``top``.
 
     Args:
         noise: the layer's noise.
         top: the bin of the largest weight.
-        spread: how much smaller than the largest the root mean square of the weights is, in half octaves.
+        half_octaves: how much smaller than the largest the root mean square of the weights is.
         smallest: the least step to be used as a node, in the noise's scale.
         rank: the number of nodes.
     """
-    return _fit(noise, top, spread, smallest, rank)
+    return _fit(noise, top, half_octaves, smallest, rank)
 
 
 @dataclass(frozen=True)
@@ -215,26 +167,28 @@ class _Grid:
         return torch.stack([step**power * centred**k for k in range(terms)], 1)
 
 
-def _fit(noise: Noise, top: int, spread: int, smallest: float, rank: int) -> Basis:
+def _fit(noise: Noise, top: int, half_octaves: int, smallest: float, rank: int) -> Basis:
     """What :func:`basis` caches."""
     reach = 2 * 2.0 ** ((top + 1) / PER_OCTAVE)
-    steps, energy = _steps(reach, reach * 2.0 ** (-spread / 2))
+    steps, energy = _steps(reach, reach * 2.0 ** (-half_octaves / 2))
     nodes = _gauss_nodes((steps / reach) ** 2, energy, rank).sqrt() * reach
     nodes = nodes * max(1.0, smallest / float(nodes[0]))
     grid = _grid(noise, reach, max(reach, float(nodes[-1])), steps, energy / steps**2, bin_steps(top))
     a, full = grid.t * noise.scale, tuple(range(rank))
-    even, odd = (torch.stack(f, 1) for f in features(a, torch.ones_like(a), tuple(nodes.tolist()), full, noise))
-    # A difference of probabilities has their rounding error; the closed form of the logistic noise only its own.
-    blurs = (even, odd) if isinstance(noise, Logistic) else (noise.cdf(-a)[:, None].expand_as(even),) * 2
-    (steps_even, steps_odd), (bins_even, bins_odd) = (terms(noise, grid.t, s) for s in (grid.steps, grid.bins))
-    nothing = grid.densities @ bins_odd.square()
-    odds = [Fit((), (), nothing, torch.zeros_like(nothing))]
+    parts = noise.flip_parts(a, torch.ones_like(a), tuple(nodes.tolist()), full)
+    difference, curvature = (torch.stack(part, 1) for part in parts)
+    # A difference of probabilities has their rounding error; a closed form only its own.
+    blurs = (difference, curvature) if noise.closed_form else (noise.cdf(-a)[:, None].expand_as(difference),) * 2
+    # Of the difference and of the curvature: at the steps of the fit, and at the bins.
+    wanted = tuple(zip(*(terms(noise, grid.t, s) for s in (grid.steps, grid.bins)), strict=True))
+    nothing = grid.densities @ wanted[1][1].square()
+    curvatures = [Fit((), (), nothing, torch.zeros_like(nothing))]
     for some in range(1, rank + 1):
-        best = grid.best_nodes(odd, steps_odd, some)
-        odds.append(grid.fit(2, odd, blurs[1], (steps_odd, bins_odd), best))
-    whole = grid.fit(1, even, blurs[0], (steps_even, bins_even), full)
-    signal = grid.densities @ (bins_even.square() + bins_odd.square())
-    return Basis(reach, tuple(nodes.tolist()), whole, tuple(odds), signal)
+        best = grid.best_nodes(curvature, wanted[1][0], some)
+        curvatures.append(grid.fit(2, curvature, blurs[1], wanted[1], best))
+    whole = grid.fit(1, difference, blurs[0], wanted[0], full)
+    signal = grid.densities @ (wanted[0][1].square() + wanted[1][1].square())
+    return Basis(reach, tuple(nodes.tolist()), whole, tuple(curvatures), signal)
 
 
 def terms(noise: Noise, t: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:

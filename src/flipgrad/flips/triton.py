@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips._arguments import check_dtypes, fake_per_unit, flat, kernel_operator, memory_format
+from flipgrad.flips._arguments import by_convolution, check_logistic, memory_format
 from flipgrad.flips.ordinary import Geometry
-from flipgrad.noise import Logistic, Noise
+from flipgrad.native.library import check_dtypes
+from flipgrad.noise import Noise
 
 # Of one program: terms that it computes at once, and the most input and output channels and places among them.
 TERMS, INPUTS, OUTPUTS, PLACES = 4096, 32, 4, 256
@@ -51,9 +52,7 @@ def flip_product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Nois
 
     The result has the memory format of ``x``.
     """
-    _check(noise, x=x, a=a, grad=grad, weight=weight)
-    u: Tensor = torch.ops.flipgrad.flip_product_triton(x, a, grad, weight, noise.scale, flat(geometry))
-    return u
+    return _sum(False, noise, geometry, x=x, a=a, grad=grad, weight=weight)
 
 
 def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None) -> Tensor:
@@ -61,9 +60,7 @@ def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise
 
     An output state that is 0 adds nothing. Weights may be of any size. The result has the memory format of ``x``.
     """
-    _check(noise, x=x, a=a, states=states, weight=weight)
-    ratio: Tensor = torch.ops.flipgrad.log_ratio_triton(x, a, states, weight, noise.scale, flat(geometry))
-    return ratio
+    return _sum(True, noise, geometry, x=x, a=a, states=states, weight=weight)
 
 
 def _interpreted() -> bool:
@@ -71,23 +68,23 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
-def _check(noise: Noise, **tensors: Tensor) -> None:
-    if not isinstance(noise, Logistic):
-        raise InputError(f"noise={noise!r}: the Triton flip product is for Logistic noise; use flipgrad.flips for the others")
+def _sum(ratio: bool, noise: Noise, geometry: Geometry | None, **tensors: Tensor) -> Tensor:
+    check_logistic("Triton", noise)
     if not available():
         raise InputError(f"flipgrad's Triton kernel is not available: {reason()}")
-    first, x = next(iter(tensors.items()))
+    x = tensors["x"]
     allowed = ("cuda", "cpu") if _interpreted() else ("cuda",)
     for name, t in tensors.items():
         if t.device.type not in allowed:
             raise InputError(f"{name} is on {t.device}: the Triton kernel needs tensors on a GPU, e.g. {name}.cuda()")
         if t.device != x.device:
-            raise InputError(f"{name} is on {t.device}, but {first} is on {x.device}: put them on one device")
+            raise InputError(f"{name} is on {t.device}, but x is on {x.device}: put them on one device")
     check_dtypes("the Triton kernel takes", **tensors)
+    return by_convolution(partial(_convolution, ratio, noise.scale), geometry, **tensors)
 
 
-def _sum(ratio: bool, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scale: float, geometry: Geometry) -> Tensor:
-    """The log ratio, with the output states as ``grad``, or the flip product, of a convolution whose shapes are right."""
+def _convolution(ratio: bool, scale: float, geometry: Geometry, x: Tensor, a: Tensor, given: Tensor, weight: Tensor) -> Tensor:
+    """The log ratio or the flip product; ``given`` are the output states, or the gradient in them."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     u = torch.empty(x.shape, dtype=dtype, device=x.device, memory_format=memory_format(x))
     if u.numel() == 0:
@@ -96,7 +93,7 @@ def _sum(ratio: bool, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, scale:
     from flipgrad.flips._triton_kernel import flip_kernel
 
     stride, padding, dilation, groups = geometry
-    tensors = [*(t.detach().to(dtype) for t in (x, a, grad)), u]
+    tensors = [*(t.detach().to(dtype) for t in (x, a, given)), u]
     functions = [2 * weight.detach().double() / scale] if ratio else _flip_functions(weight.detach().double() / scale)
     tables = torch.stack(functions).to(dtype).unflatten(1, (groups, -1)).permute(0, 1, 4, 5, 2, 3).contiguous()
     # A number would go to the kernel in float32.
@@ -137,11 +134,3 @@ def _tile(places: int, inputs: int) -> tuple[int, int, int]:
 def _power_of_two(number: int) -> int:
     """The smallest power of two that is not below the number."""
     return int(2 ** (number - 1).bit_length())
-
-
-for _name, _given, _ratio in (("flip_product_triton", "grad", False), ("log_ratio_triton", "states", True)):
-    _schema = f"(Tensor x, Tensor a, Tensor {_given}, Tensor weight, float scale, int[] shape) -> Tensor"
-    torch.library.define(f"flipgrad::{_name}", _schema, tags=torch.Tag.pt2_compliant_tag)
-    # On the CPU only the interpreter takes them.
-    torch.library.impl(f"flipgrad::{_name}", ("cpu", "cuda"), kernel_operator(partial(_sum, _ratio), _given))
-    torch.library.register_fake(f"flipgrad::{_name}", fake_per_unit)

@@ -1,7 +1,7 @@
 r"""Sums over flips in vectorised torch operations, exact for every noise, in chunks of bounded memory.
 
-Each term, which depends on :math:`a_j` and :math:`a_j - s` with :math:`s = 2 A_{ji} x_i`, is formed, at most :data:`CHUNK` of
-them at a time:
+Each term, which depends on :math:`a_j` and :math:`a_j - s` with :math:`s = 2 A_{ji} x_i`, is formed, at most
+:data:`TERMS_AT_ONCE` of them at a time:
 
 - the flip product, of terms :math:`F(a_j) - F(a_j - s)`. By the noise's symmetry the term of a pre-activation on the upper
   tail is mirrored to the lower one, where probabilities are small and their differences keep their relative precision.
@@ -22,7 +22,7 @@ from flipgrad.flips.ordinary import Geometry
 from flipgrad.noise import Noise
 
 # Terms formed at once: 2**18 float32 numbers are 1 MiB, which stays in a core's cache.
-CHUNK = 2**18
+TERMS_AT_ONCE = 2**18
 
 # The rounding error that is allowed, relative to the norm of the result.
 PRECISION = 1e-5
@@ -155,8 +155,8 @@ def _grouped_slope(x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Te
 def _steps(x: Tensor, a: Tensor, weight: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
     """Some examples and some inputs at a time, and the steps s [examples, G, out, inputs] of their flips."""
     doubled, per_input = 2 * weight, a[:1].numel()
-    inputs = max(1, min(x.shape[2], CHUNK // max(1, per_input)))
-    rows = max(1, CHUNK // max(1, inputs * per_input))
+    inputs = max(1, min(x.shape[2], TERMS_AT_ONCE // max(1, per_input)))
+    rows = max(1, TERMS_AT_ONCE // max(1, inputs * per_input))
     for n in range(0, x.shape[0], rows):
         here = slice(n, n + rows)
         for i in range(0, x.shape[2], inputs):

@@ -1,0 +1,126 @@
+"""States and mean slopes of units from counter-based random numbers, as operators of torch.
+
+A random number depends on the seed, the offset and the unit's place in memory alone. Take another offset for every draw of one
+seed; both are from 0 to 2**63 - 1. Results have the shape, dtype and layout of the tensor that is given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flipgrad.errors import InputError
+from flipgrad.native.library import Problem, call, check_tensors, computed_in, integers
+
+
+class SampleProblem(Problem):
+    """``SampleProblem`` of csrc/flipgrad.h."""
+
+    _fields_ = (
+        ("count", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("scale", ctypes.c_double),
+        *integers("threads portable draws"),
+        ("t", ctypes.c_double),
+    )
+
+
+def logistic_states(a: Tensor, scale: float, seed: int, offset: int = 0) -> Tensor:
+    """States +1 with the probability F(a) of logistic noise, else -1.
+
+    A uniform number of 32 bits is compared with the probability, so that probabilities are rounded to 2**-32; the smaller one
+    of F(a) and F(-a), computed in float32, has a relative error of about 2e-7 besides.
+    """
+    check_tensors(a=a)
+    _check_not_negative(seed=seed, offset=offset)
+    states: Tensor = torch.ops.flipgrad.sample_states_native(a, scale, seed, offset)
+    return states
+
+
+def states_from_probability(probability: Tensor, seed: int, offset: int = 0) -> Tensor:
+    """States +1 with the given ``probability``, rounded to 2**-32, else -1."""
+    check_tensors(probability=probability)
+    _check_not_negative(seed=seed, offset=offset)
+    states: Tensor = torch.ops.flipgrad.sample_states_from_probability_native(probability, seed, offset)
+    return states
+
+
+def mean_slopes(a: Tensor, x: Tensor, scale: float, t: float, samples: int, seed: int, offset: int = 0) -> Tensor:
+    r"""Slopes of concrete units, averaged over logistic noise that leads to their states.
+
+    .. math:: \frac1K \sum_{k=1}^K \frac{\partial}{\partial a} \tanh\Big(\frac{a - Z_k}{2t}\Big), \quad
+        Z_k \sim p(Z \mid \mathrm{sign}(a - Z) = x)
+
+    The random number behind :math:`Z_k` is that of :func:`logistic_states` with ``offset`` + k - 1, less its last bit.
+    Computed in float32; terms below the smallest normal number have no digits.
+
+    Args:
+        a: pre-activations of any shape.
+        x: their states.
+        scale: of the noise Z.
+        t: the temperature.
+        samples: the number K.
+        seed: of the random numbers.
+        offset: the first of ``samples`` offsets that the call takes.
+    """
+    check_tensors(a=a, x=x)
+    _check_not_negative(seed=seed, offset=offset)
+    slopes: Tensor = torch.ops.flipgrad.mean_slopes_native(x * a, scale, t, samples, seed, offset)
+    return slopes
+
+
+def _check_not_negative(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if not 0 <= value < 2**63:
+            raise InputError(f"{name}={value}: must be from 0 to 2**63 - 1")
+
+
+def _sample(function: str, given: Tensor, dtype: torch.dtype, **problem: Any) -> Tensor:
+    # Numbered as they lie in memory, so that no layout is copied but one with gaps.
+    out = torch.empty_like(given, dtype=dtype)
+    numbers = given.detach().to(dtype)
+    if numbers.stride() != out.stride():
+        numbers = torch.empty_like(out).copy_(numbers)
+    call(function, dtype, SampleProblem(count=out.numel(), **problem), numbers, out)
+    return out.to(given.dtype)
+
+
+def _sample_logistic(a: Tensor, scale: float, seed: int, offset: int) -> Tensor:
+    return _sample("sample_logistic", a, computed_in(a.dtype), scale=scale, seed=seed, offset=offset)
+
+
+def _sample_probability(probability: Tensor, seed: int, offset: int) -> Tensor:
+    return _sample("sample_probability", probability, computed_in(probability.dtype), scale=1.0, seed=seed, offset=offset)
+
+
+def _mean_slopes(xa: Tensor, scale: float, t: float, samples: int, seed: int, offset: int) -> Tensor:
+    return _sample("mean_slopes", xa, torch.float32, scale=scale, seed=seed, offset=offset, draws=samples, t=t)
+
+
+def _fake(t: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(t)
+
+
+def _register(name: str, arguments: str, implementation: Any) -> None:
+    """An operator of a tensor and numbers, under ``torch.vmap`` too."""
+    torch.library.define(f"flipgrad::{name}", f"({arguments}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(f"flipgrad::{name}", "cpu", implementation)
+    torch.library.register_fake(f"flipgrad::{name}", _fake)
+    operator = getattr(torch.ops.flipgrad, name)
+
+    def over_draws(info: object, in_dims: tuple[int | None, ...], t: Tensor, *numbers: object) -> tuple[Tensor, int]:
+        """Units are told apart by their index, so that many draws are one large tensor."""
+        if in_dims[0] is None:
+            raise InputError("sampling under torch.vmap: the draws share their pre-activations; expand these to one for each")
+        return operator(t.movedim(in_dims[0], 0), *numbers), 0
+
+    torch.library.register_vmap(f"flipgrad::{name}", over_draws)
+
+
+_register("sample_states_native", "Tensor a, float scale, int seed, int offset", _sample_logistic)
+_register("sample_states_from_probability_native", "Tensor probability, int seed, int offset", _sample_probability)
+_register("mean_slopes_native", "Tensor xa, float scale, float t, int samples, int seed, int offset", _mean_slopes)
