@@ -5,7 +5,7 @@ import pytest
 from synthetic import ESTIMATORS, SAMPLES, result, write
 
 from flipgrad.errors import InputError
-from flipgrad.plots.results import Interval, Panel, read, read_all
+from flipgrad.plots.results import Panel, read, read_all
 
 
 def test_a_layer_is_read_as_it_was_written(tmp_path):
@@ -15,8 +15,8 @@ def test_a_layer_is_read_as_it_was_written(tmp_path):
     written = content["estimators"]["PSA"]["layers"][1]
     psa = found.estimators["PSA"]
     assert (psa.samples, psa.rmse, psa.cosine_low) == (SAMPLES, written["rmse"], written["cosine_low"])
-    assert psa.bias_interval == Interval(written["bias"], written["bias_low"], written["bias_high"])
-    assert psa.std_interval == Interval(written["std"], written["std_low"], written["std_high"])
+    assert (psa.bias, psa.bias_low, psa.bias_high) == (written["bias"], written["bias_low"], written["bias_high"])
+    assert (psa.std, psa.std_low, psa.std_high) == (written["std"], written["std_low"], written["std_high"])
     assert (psa.unbiased, found.estimators["ARM"].unbiased) == (False, True)
     assert (found.reference.estimator, found.reference.draws, found.reference.error) == ("DisARM", 1_000_000, 0.01)
 

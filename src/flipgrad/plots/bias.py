@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from flipgrad.plots.labels import Box, Spot, label_spots, note, source, write
 from flipgrad.plots.layout import fit, grid, legend
-from flipgrad.plots.results import ROUNDING, Interval, LayerResult, Measurement, Panel, read_all
+from flipgrad.plots.results import ROUNDING, LayerResult, Measurement, Panel, read_all
 from flipgrad.plots.style import BAND, GREY, PALE, SMALL, Style, defaults, log_ticks, plain, saved, style_of, text_width
 
 # Inches: a panel, and the least height of what is not the zone without bias.
@@ -58,13 +58,13 @@ def bias_and_spread_figure(panels: Sequence[Panel], *, estimators: Sequence[str]
     """Each estimator at its standard deviation and bias; what cannot be told from zero has a zone of its own on each axis."""
     results = read_all(panels, estimators)
     everything = [measured for result in results for measured in result.estimators.values()]
-    random = [measured.std_interval for measured in everything if not _steady(measured)]
+    random = [(m.std, m.std_low, m.std_high) for m in everything if not _steady(m)]
     across = _span(random, 72 * WIDTH, ZONE if any(map(_steady, everything)) else 0)
     rows = [_rows(result, across) for result in results]
     count = max((place.row + 1 for found in rows for place in found.values()), default=0)
     remarks = 11.0 * bool(count) + 9.0 * any(result.reference for result in results)
     zone = count * ROW + remarks
-    biased = [measured.bias_interval for measured in everything if not _no_bias(measured)]
+    biased = [(m.bias, m.bias_low, m.bias_high) for m in everything if not _no_bias(m)]
     up = _span(biased, max(72 * HEIGHT, zone + 72 * LEAST), zone)
     figure, every = grid(ceil(len(panels) / 2), min(len(panels), 2), count=len(panels), title=title)
     for axes, panel in zip(every, panels, strict=True):
@@ -93,11 +93,10 @@ def _no_bias(measured: Measurement) -> bool:
     return min(measured.bias, measured.bias_low) <= ROUNDING
 
 
-def _span(intervals: Sequence[Interval], length: float, zone: float) -> Span:
-    """An axis that holds the values and, within reason, their intervals."""
-    values = [interval.value for interval in intervals] or [0.1, 1.0]
-    low = min([max(interval.low, interval.value / 3) for interval in intervals] + values)
-    high = max([min(interval.high, interval.value * 3) for interval in intervals] + values)
+def _span(intervals: Sequence[tuple[float, float, float]], length: float, zone: float) -> Span:
+    """An axis that holds the values and, within reason, their confidence intervals; an interval is a value and its limits."""
+    low = min((min(value, max(low, value / 3)) for value, low, _ in intervals), default=0.1)
+    high = max((max(value, min(high, value * 3)) for value, _, high in intervals), default=1.0)
     return Span(low / 1.7, high * 2.0, length, zone)
 
 

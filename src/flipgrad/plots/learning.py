@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from flipgrad.errors import InputError
 from flipgrad.plots.labels import Ends, label_ends
 from flipgrad.plots.layout import grid
-from flipgrad.plots.loading import REWRITE, load
+from flipgrad.plots.loading import REWRITE, load_field
 from flipgrad.plots.style import SOLID, Style, defaults, ordered, percent_ticks, save, saved, style_of
 
 TITLES = {"none": "no augmentation", "affine": "affine augmentation", "flip-crop": "flip & crop augmentation"}
@@ -76,24 +76,15 @@ class Training:
         return values[: np.isnan(values).argmax()]
 
 
-@dataclass(frozen=True)
-class TrainingFile:
-    """The result file of an experiment that trains."""
-
-    runs: list[Training]
-
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise InputError("'runs' holds no training")
-
-
 # Trainings, and what their curves look like.
 Styled = Sequence[tuple[Training, Style]]
 
 
 def read(result: Path) -> dict[str, list[Training]]:
     """The trainings in a result file by augmentation, in the order of a legend."""
-    trainings = load(result, TrainingFile).runs
+    trainings = load_field(result, "runs", list[Training])
+    if not trainings:
+        raise InputError(f"{result}: 'runs' holds no training; {REWRITE}")
     found: dict[str, list[Training]] = {augment: [] for augment in TITLES}
     methods = ordered({run.method for run in trainings})
     for run in sorted(trainings, key=lambda run: methods.index(run.method)):

@@ -7,7 +7,7 @@ by ``__post_init__``, which raises an `InputError`. Nothing in a file is ever ex
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, make_dataclass
 from functools import lru_cache
 from math import inf, isfinite
 from pathlib import Path
@@ -72,8 +72,13 @@ def load(path: Path, kind: type[T], *, missing: str = RERUN, broken: str = REWRI
     return build(kind, read_json(path, missing=missing, broken=broken), where=str(path), fix=broken)
 
 
+def load_field(path: Path, name: str, kind: type[T]) -> T:
+    """Read one field of a JSON file, of any type that a field of a dataclass may have; errors are those of :func:`load`."""
+    return getattr(load(path, make_dataclass("File", [(name, kind)])), name)  # type: ignore[no-any-return]
+
+
 def build(kind: type[T], value: object, *, where: str, fix: str) -> T:
-    """A dataclass from the values that JSON gave.
+    """What type hints describe, from the values that JSON gave.
 
     >>> build(Range, {"low": 1, "high": 2, "unknown": 3}, where="range.json", fix="write it again")
     Range(low=1.0, high=2.0, above=-inf)

@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from flipgrad.errors import InputError
 from flipgrad.plots.labels import note
 from flipgrad.plots.layout import fit, grid, legend
-from flipgrad.plots.loading import REWRITE, NotNegative, Positive, load
+from flipgrad.plots.loading import REWRITE, NotNegative, Positive, load_field
 from flipgrad.plots.style import GREY, defaults, log_ticks, plain, saved, style_of
 
 PAPER = "PSA"
@@ -96,18 +96,10 @@ class Grid:
             raise InputError("'rates' and 'cost' must not be empty")
 
 
-@dataclass(frozen=True)
-class OptionsFile:
-    """The result file."""
-
-    nets: list[Net]
-    grids: list[Grid]
-
-
 @defaults()
 def by_layer_figure(result: Path, nets: Sequence[str]) -> Figure:
     """Errors, biases and errors at equal cost in every layer of ``nets``; a bias that cannot be told from 0 is hollow."""
-    found = {net.name: net for net in load(result, OptionsFile).nets}
+    found = {net.name: net for net in load_field(result, "nets", list[Net])}
     missing = [name for name in nets if name not in found]
     if missing or not nets:
         raise InputError(f"{result}: no network {', '.join(missing) or 'was asked for'}; choose from {', '.join(found)}")
@@ -184,7 +176,7 @@ def _handles(options: Sequence[str]) -> list[Line2D]:
 @defaults()
 def over_rates_figure(result: Path) -> Figure:
     """Trainings: above, losses at the end against learning rates (crosses diverged); below, the best over time."""
-    grids = load(result, OptionsFile).grids
+    grids = load_field(result, "grids", list[Grid])
     if not grids:
         raise InputError(f"{result}: holds no trainings; {REWRITE}")
     options = list(dict.fromkeys(run.method for trainings in grids for run in trainings.runs))

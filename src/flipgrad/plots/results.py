@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from flipgrad.errors import InputError
 from flipgrad.plots.loading import Count, NotNegative, Range, load
@@ -27,14 +27,6 @@ class Panel:
     result: Path
     layer: str
     title: str
-
-
-class Interval(NamedTuple):
-    """A measured value with its confidence interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -62,19 +54,9 @@ class Measurement:
         for key in ("rmse", "cosine_mean", "cosine_low", "cosine_high"):
             if (count := len(getattr(self, key))) != len(self.samples):
                 raise InputError(f"{key!r} must have {len(self.samples)} entries, one per entry of 'samples', got {count}")
-        for key, (_, low, high) in (("bias", self.bias_interval), ("std", self.std_interval)):
+        for key, low, high in (("bias", self.bias_low, self.bias_high), ("std", self.std_low, self.std_high)):
             if low > high:
                 raise InputError(f"'{key}_low' must not exceed '{key}_high', got {low} and {high}")
-
-    @property
-    def bias_interval(self) -> Interval:
-        """The length of the bias."""
-        return Interval(self.bias, self.bias_low, self.bias_high)
-
-    @property
-    def std_interval(self) -> Interval:
-        """The standard deviation of one sample."""
-        return Interval(self.std, self.std_low, self.std_high)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, ScalarFo
 
 from flipgrad.errors import InputError
 from flipgrad.plots.layout import fit, grid
-from flipgrad.plots.loading import Positive, load
+from flipgrad.plots.loading import Positive, load_field
 from flipgrad.plots.style import BLUE, GREEN, GREY, ORANGE, SMALL, defaults, saved
 
 LABELS = {"width": "channels", "depth": "binary layers", "batch": "batch size", "cores": "threads"}
@@ -32,19 +32,12 @@ class Growth:
             raise InputError("'seconds' must hold methods with as many times as there are 'values'")
 
 
-@dataclass(frozen=True)
-class ScalingFile:
-    """The result of the benchmark "scaling"."""
-
-    axes: dict[str, Growth]
-
-
 @defaults()
 def scaling_figure(result: Path) -> Figure:
     """How the time of a step grows: log-log, one panel for every size, with the slope of the theory."""
-    file = load(result, ScalingFile, missing="run the benchmark that writes it", broken="run it again to rewrite it")
-    figure, every = grid(1, len(file.axes), sharey=True)
-    for axes, (name, growth) in zip(every, file.axes.items(), strict=True):
+    sizes = load_field(result, "axes", dict[str, Growth])
+    figure, every = grid(1, len(sizes), sharey=True)
+    for axes, (name, growth) in zip(every, sizes.items(), strict=True):
         _draw(axes, name, growth)
     every[0].set_ylabel("milliseconds of a step")
     every[0].legend(frameon=False, loc="upper left")

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from flipgrad.errors import InputError
 from flipgrad.plots.labels import label_ends
 from flipgrad.plots.layout import fit, grid
-from flipgrad.plots.loading import Matrix, NotNegative, Positive, load
+from flipgrad.plots.loading import Matrix, NotNegative, Positive, load, load_field
 from flipgrad.plots.style import GREY, SMALL, defaults, log_ticks, ordered, saved, style_of
 
 # The two classes: distinguishable with any colour vision, and from the white between them.
@@ -55,13 +55,6 @@ class Method:
 
 
 @dataclass(frozen=True)
-class TrainingFile:
-    """The result file of the training."""
-
-    methods: dict[str, Method]
-
-
-@dataclass(frozen=True)
 class Predictions:
     """The probability of class 1 on a grid of the plane, by a network and by members of its ensemble."""
 
@@ -82,7 +75,7 @@ class ExampleFile:
 @defaults()
 def toy_training_figure(result: Path) -> Figure:
     """Expected and marginal losses over epochs: a line is the mean of networks, a shade reaches from lowest to highest."""
-    methods = load(result, TrainingFile).methods
+    methods = load_field(result, "methods", dict[str, Method])
     figure, (axes,) = grid(1, 1)
     ends = {}
     for name in ordered(methods):
