@@ -43,15 +43,13 @@ def fit(figure: Figure, *, height: float, narrowest: float = 0.0, widest: float 
     """
     engine = cast("ConstrainedLayoutEngine", figure.get_layout_engine())
     rows, columns = cast("GridSpec", figure.axes[0].get_gridspec()).get_geometry()
-    # Ticks change with the size, and the room for their labels with them.
-    for _ in range(2):
-        engine.execute(figure)
-        across, up = figure.get_size_inches()
-        boxes = [axes.get_position() for axes in figure.axes[:columns]]
-        beside = across * (1 - sum(box.width for box in boxes))
-        above = up * (1 - rows * boxes[0].height)
-        width = min(max((PAGE - beside) / columns, narrowest), widest)
-        figure.set_size_inches(beside + columns * width, above + rows * height)
+    engine.execute(figure)
+    across, up = figure.get_size_inches()
+    boxes = [axes.get_position() for axes in figure.axes[:columns]]
+    beside = across * (1 - sum(box.width for box in boxes))
+    above = up * (1 - rows * boxes[0].height)
+    width = min(max((PAGE - beside) / columns, narrowest), widest)
+    figure.set_size_inches(beside + columns * width, above + rows * height)
     engine.execute(figure)
     figure.set_layout_engine("none")
     for title in figure.texts:

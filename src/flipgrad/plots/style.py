@@ -135,7 +135,7 @@ def defaults(scale: float = 1.0) -> Iterator[None]:
 
 
 def tidy(axes: Axes) -> None:
-    """A thin grid behind the data, no box, ticks that do not shout."""
+    """A thin grid behind the data, no box, small ticks."""
     axes.set_axisbelow(True)
     axes.grid(color=GRID, linewidth=0.4)
     axes.spines[["top", "right"]].set_visible(False)
