@@ -72,9 +72,9 @@ def load(path: Path, kind: type[T], *, missing: str = RERUN, broken: str = REWRI
     return build(kind, read_json(path, missing=missing, broken=broken), where=str(path), fix=broken)
 
 
-def load_field(path: Path, name: str, kind: type[T]) -> T:
+def load_field(path: Path, name: str, kind: type[T], **advice: str) -> T:
     """Read one field of a JSON file, of any type that a field of a dataclass may have; errors are those of :func:`load`."""
-    return getattr(load(path, make_dataclass("File", [(name, kind)])), name)  # type: ignore[no-any-return]
+    return getattr(load(path, make_dataclass("File", [(name, kind)]), **advice), name)  # type: ignore[no-any-return]
 
 
 def build(kind: type[T], value: object, *, where: str, fix: str) -> T:

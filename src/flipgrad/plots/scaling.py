@@ -35,7 +35,8 @@ class Growth:
 @defaults()
 def scaling_figure(result: Path) -> Figure:
     """How the time of a step grows: log-log, one panel for every size, with the slope of the theory."""
-    sizes = load_field(result, "axes", dict[str, Growth])
+    advice = {"missing": "run the benchmark that writes it", "broken": "run it again to rewrite it"}
+    sizes = load_field(result, "axes", dict[str, Growth], **advice)
     figure, every = grid(1, len(sizes), sharey=True)
     for axes, (name, growth) in zip(every, sizes.items(), strict=True):
         _draw(axes, name, growth)
