@@ -8,7 +8,7 @@ from run_files import LAYERS, epoch, put_lines, write_run
 from flipgrad.errors import InputError
 from flipgrad.plots import training_curve
 from flipgrad.plots.curves import charts, draw
-from flipgrad.plots.runs import Epoch, Scores, read_metrics
+from flipgrad.plots.runs import Epoch, read_metrics
 
 
 @pytest.mark.parametrize("epochs", [1, 5])
@@ -78,19 +78,19 @@ def test_every_chart_shows_the_numbers_of_the_file(tmp_path):
 
 
 def test_what_is_missing_is_left_out():
-    assert charts([]) == charts([Epoch(1)]) == []
-    (only,) = charts([Epoch(1, objective=1.0), Epoch(2), Epoch(3, objective=0.5)])
+    assert charts([]) == charts([Epoch(epoch=1)]) == []
+    (only,) = charts([Epoch(epoch=1, objective=1.0), Epoch(epoch=2), Epoch(epoch=3, objective=0.5)])
     assert [(line.epochs, line.values) for line in only.lines] == [([1, 3], [1.0, 0.5])]
-    (accuracies,) = charts([Epoch(1, Scores(accuracy_n=0.5))])
+    (accuracies,) = charts([Epoch(epoch=1, accuracy_n=0.5)])
     assert [line.label for line in accuracies.lines] == ["many samples"]
 
 
 def test_a_constant_rate_is_no_curve():
-    assert charts([Epoch(1, lr=0.1), Epoch(2, lr=0.1)]) == []
+    assert charts([Epoch(epoch=1, lr=0.1), Epoch(epoch=2, lr=0.1)]) == []
 
 
 def test_a_layer_may_come_later_than_others():
-    (chart,) = charts([Epoch(1, gradient_norm={"a": 1.0}), Epoch(2, gradient_norm={"a": 2.0, "b": 3.0})])
+    (chart,) = charts([Epoch(epoch=1, gradient_norm={"a": 1.0}), Epoch(epoch=2, gradient_norm={"a": 2.0, "b": 3.0})])
     assert [(line.label, line.epochs) for line in chart.lines] == [("a", [1, 2]), ("b", [2])]
 
 
@@ -98,7 +98,7 @@ def test_a_layer_may_come_later_than_others():
     ("values", "scale"), [((1.0, 0.01), "log"), ((1.0, 0.5), "linear"), ((1.0, 0.0), "linear"), ((1.0, -3.0), "linear")]
 )
 def test_losses_are_logarithmic_where_that_helps_and_can_be(values, scale):
-    (chart,) = charts([Epoch(number, objective=value) for number, value in enumerate(values, 1)])
+    (chart,) = charts([Epoch(epoch=number, objective=value) for number, value in enumerate(values, 1)])
     assert drawn(chart).get_yscale() == scale
 
 
@@ -110,7 +110,7 @@ def luminance(colour):
 
 @pytest.mark.parametrize("count", [1, 2, 9, 30])
 def test_layers_stand_out_from_light_and_dark_pages(count):
-    (chart,) = charts([Epoch(1, gradient_norm={str(index): 1.0 for index in range(count)})])
+    (chart,) = charts([Epoch(epoch=1, gradient_norm={str(index): 1.0 for index in range(count)})])
     assert len({(line.colour, line.dashed) for line in chart.lines}) == count
     for line in chart.lines:
         assert 1.05 / (luminance(line.colour) + 0.05) >= 3

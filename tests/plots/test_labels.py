@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from flipgrad.plots.labels import Box, spread
+from flipgrad.plots.labels import Box, keep_apart
 
 wanted = st.lists(st.floats(0, 100), min_size=1, max_size=12)
 
 
 @given(wanted)
-def test_spread_keeps_gaps_bounds_and_order(values):
-    found = spread(values, 5.0, 0.0, 100.0)
+def test_labels_keep_gaps_bounds_and_order(values):
+    found = keep_apart(values, 5.0, 0.0, 100.0)
     assert all(-1e-6 <= value <= 100 + 1e-6 for value in found)
     pairs = sorted(zip(values, found, strict=True))
     assert all(after[1] - before[1] >= 5 - 1e-6 or after[0] == before[0] for before, after in itertools.pairwise(pairs))
@@ -20,14 +20,14 @@ def test_spread_keeps_gaps_bounds_and_order(values):
 
 
 def test_what_has_room_stays():
-    assert spread([50.0, 10.0, 30.0], 5.0, 0.0, 100.0) == [50.0, 10.0, 30.0]
+    assert keep_apart([50.0, 10.0, 30.0], 5.0, 0.0, 100.0) == [50.0, 10.0, 30.0]
 
 
 @pytest.mark.parametrize(
     "values", [[10.0, 10.0, 12.0, 40.0], [0.0, 1.0, 2.0], [99.0, 98.0, 60.0, 60.0], [50.0, 52.0, 58.0, 59.0]]
 )
-def test_spread_moves_as_little_as_possible(values):
-    found = spread(values, 5.0, 0.0, 100.0)
+def test_labels_move_as_little_as_possible(values):
+    found = keep_apart(values, 5.0, 0.0, 100.0)
     order = sorted(range(len(values)), key=lambda index: values[index])
     gaps = [{"type": "ineq", "fun": lambda x, a=a, b=b: x[b] - x[a] - 5.0} for a, b in itertools.pairwise(order)]
     start = [5.0 * order.index(index) for index in range(len(values))]
@@ -39,11 +39,12 @@ def test_spread_moves_as_little_as_possible(values):
 
 
 def test_the_gap_shrinks_where_there_is_no_room():
-    assert sorted(spread([3.0] * 5, 5.0, 0.0, 8.0)) == pytest.approx([0, 2, 4, 6, 8])
+    assert sorted(keep_apart([3.0] * 5, 5.0, 0.0, 8.0)) == pytest.approx([0, 2, 4, 6, 8])
 
 
 def test_boxes():
-    assert Box(0, 0, 2, 2).overlap(Box(1, 1, 5, 5)) == 1
-    assert Box(0, 0, 2, 2).overlap(Box(2, 0, 5, 5)) == 0
+    assert Box(0, 0, 2, 2).overlaps(Box(1, 1, 5, 5))
+    assert not Box(0, 0, 2, 2).overlaps(Box(2, 0, 5, 5))
+    assert not Box(0, 0, 2, 2).overlaps(Box(0, 3, 2, 5))
     assert Box(0, 0, 2, 2).within(Box(0, 0, 2, 3))
     assert not Box(0, 0, 2, 2).within(Box(0, 0, 1, 3))

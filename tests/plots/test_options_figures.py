@@ -62,7 +62,7 @@ def test_trainings_are_drawn_over_rates_and_time(result):
     figure = over_rates_figure(result)
     assert not clipped(figure)
     assert len(figure.axes) == 6
-    above, below = figure.axes[:2]
+    above, below = figure.axes[0], figure.axes[3]
     assert len(lines(above)["PSA"].get_ydata()) == 3
     # One rate diverged: it is a cross.
     assert len(lines(above)["ST"].get_ydata()) == 2
@@ -75,14 +75,16 @@ def test_what_is_not_there_is_refused(result, tmp_path):
         by_layer_figure(result, ["third"])
     with pytest.raises(fg.InputError, match="no network was asked for"):
         by_layer_figure(result, [])
-    broken = net("first")
+    path, broken = tmp_path / "broken.json", net("first")
     broken["options"] = {"PSA": {"rmse": ["much"], "bias": [0], "bias_low": [0]}}
-    for record, message in (
-        ({"nets": {}, "grids": {}}, "must be a list"),
-        ({"nets": [broken], "grids": []}, "no positive numbers 'rmse'|holds no trainings"),
+    for nets, message in (
+        ({}, "nets: must be a list"),
+        ([broken], r"nets\[0\]\.options\.PSA\.rmse\[0\]: must be a finite number"),
     ):
-        path = tmp_path / "broken.json"
-        put(path, record)
-        for draw in (lambda path: by_layer_figure(path, ["first"]), over_rates_figure):
-            with pytest.raises(fg.InputError, match=message):
-                draw(path)
+        put(path, {"nets": nets, "grids": []})
+        with pytest.raises(fg.InputError, match=message):
+            by_layer_figure(path, ["first"])
+    for grids, message in (({}, "grids: must be a list"), ([], "holds no trainings"), ([{}], r"grids\[0\]: has no 'title'")):
+        put(path, {"nets": [], "grids": grids})
+        with pytest.raises(fg.InputError, match=message):
+            over_rates_figure(path)

@@ -7,7 +7,7 @@ from run_files import epoch, evaluation, example, put, put_lines, write_evil_run
 from flipgrad.errors import InputError
 from flipgrad.plots import report
 from flipgrad.plots.report import best_epoch
-from flipgrad.plots.runs import Epoch, Scores
+from flipgrad.plots.runs import Epoch
 
 VOID = {"meta", "link", "br", "img"}
 
@@ -196,9 +196,9 @@ def test_points_are_drawn_among_the_others(tmp_path):
 
 
 def test_the_best_epoch_is_the_first_of_the_highest():
-    epochs = [Epoch(number, Scores(accuracy_n=value)) for number, value in enumerate((0.5, None, 0.9, 0.9), 1)]
-    assert best_epoch(epochs).number == 3
-    assert best_epoch([Epoch(1)]) is None
+    epochs = [Epoch(epoch=number, accuracy_n=value) for number, value in enumerate((0.5, None, 0.9, 0.9), 1)]
+    assert best_epoch(epochs).epoch == 3
+    assert best_epoch([Epoch(epoch=1)]) is None
 
 
 def test_a_broken_file_is_named_and_the_earlier_page_stays(tmp_path):

@@ -15,15 +15,15 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
     assert run.config == config()["config"]
     assert run.command == config()["command"]
     assert (run.versions, run.machine) == (config()["versions"], config()["machine"])
-    assert [found.number for found in run.epochs] == [1, 2, 3, 4]
+    assert [found.epoch for found in run.epochs] == [1, 2, 3, 4]
     second, written = run.epochs[1], epoch(2)
-    assert second.scores == Scores(**scores(-0.01))
+    assert {key: getattr(second, key) for key in scores()} == scores(-0.01)
     assert (second.objective, second.lr, second.seconds) == (written["objective"], written["lr"], written["seconds"])
     assert second.images_per_second == written["images_per_second"]
     assert second.gradient_norm == written["gradient_norm"]
     assert list(second.gradient_norm) == list(LAYERS)
     assert second.saturated == written["saturated"]
-    assert run.summary == run.epochs[-1].scores
+    assert run.summary == Scores(**scores(-0.01))
     found = run.evaluation
     assert (found.samples, found.classes) == (4, ["zero", "one", "two"])
     assert found.splits == {"validation": Scores(**scores(0.01, 4)), "test": Scores(**scores(0.02, 4))}
@@ -44,7 +44,7 @@ def test_only_configuration_and_metrics_must_be_there(tmp_path):
     put(tmp_path / "config.json", {"config": {}})
     put_lines(tmp_path / "metrics.jsonl", [{"epoch": 1}])
     run = read_run(tmp_path)
-    assert run.epochs == [Epoch(1)]
+    assert run.epochs == [Epoch(epoch=1)]
     assert (run.command, run.versions, run.machine, run.summary, run.evaluation) == ([], {}, {}, None, None)
     put(tmp_path / "evaluation.json", {})
     found = read_run(tmp_path).evaluation
@@ -54,13 +54,13 @@ def test_only_configuration_and_metrics_must_be_there(tmp_path):
 def test_what_is_no_finite_number_is_missing(tmp_path):
     record = {"epoch": 1, "objective": math.nan, "lr": math.inf, "seconds": None, "saturated": {"a": math.nan}}
     put_lines(tmp_path / "m.jsonl", [record])
-    assert read_metrics(tmp_path / "m.jsonl") == [Epoch(1)]
+    assert read_metrics(tmp_path / "m.jsonl") == [Epoch(epoch=1, saturated={"a": None})]
 
 
 def test_of_an_epoch_done_twice_the_later_counts(tmp_path):
     lines = [(1, 9.0), (2, 8.0), (3, 7.0), (2, 6.0)]
     put_lines(tmp_path / "m.jsonl", [{"epoch": e, "objective": o} for e, o in lines])
-    assert [(found.number, found.objective) for found in read_metrics(tmp_path / "m.jsonl")] == [(1, 9.0), (2, 6.0), (3, 7.0)]
+    assert [(found.epoch, found.objective) for found in read_metrics(tmp_path / "m.jsonl")] == [(1, 9.0), (2, 6.0), (3, 7.0)]
 
 
 @given(st.integers(0, 400))
@@ -72,7 +72,7 @@ def test_metrics_cut_anywhere_give_every_whole_epoch(tmp_path_factory, cut):
     found = read_metrics(path)
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
     # The newline itself may be missing.
-    assert [one.number for one in found] == [e for e, end in enumerate(ends, 1) if min(cut, len(whole)) >= end - 1]
+    assert [one.epoch for one in found] == [e for e, end in enumerate(ends, 1) if min(cut, len(whole)) >= end - 1]
 
 
 def test_a_broken_line_is_named(tmp_path):
@@ -91,14 +91,14 @@ def test_a_broken_line_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({}, "line 1: the record: has no 'epoch'"),
-        ({"epoch": "1"}, "'epoch' must be a whole number, got '1'"),
-        ({"epoch": 1.5}, "'epoch' must be a whole number, got 1.5"),
-        ({"epoch": math.nan}, "'epoch' must be a whole number, got nan"),
-        ({"epoch": True}, "'epoch' must be a whole number, got True"),
-        ({"epoch": 1, "lr": "fast"}, "'lr' must be a number, got 'fast'"),
-        ({"epoch": 1, "saturated": [1]}, "'saturated' must be an object, got [1]"),
-        ({"epoch": 1, "saturated": {"a": "b"}}, "'a' must be a number, got 'b'"),
+        ({}, "line 1: has no 'epoch'"),
+        ({"epoch": "1"}, "line 1: epoch: must be a whole number, got '1'"),
+        ({"epoch": 1.5}, "epoch: must be a whole number, got 1.5"),
+        ({"epoch": math.nan}, "epoch: must be a whole number, got nan"),
+        ({"epoch": True}, "epoch: must be a whole number, got True"),
+        ({"epoch": 1, "lr": "fast"}, "lr: must be a finite number, got 'fast'"),
+        ({"epoch": 1, "saturated": [1]}, "saturated: must be an object, got [1]"),
+        ({"epoch": 1, "saturated": {"a": "b"}}, "saturated.a: must be a finite number, got 'b'"),
     ],
 )
 def test_what_is_wrong_in_a_line_is_said(tmp_path, record, message):
@@ -139,9 +139,9 @@ def test_a_file_that_is_no_object(tmp_path, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"config": None}, "the file: 'config' must be an object, got None"),
-        ({"command": "train"}, "'command' must be a list of words, got 'train'"),
-        ({"versions": [1]}, "'versions' must be an object, got [1]"),
+        ({"config": None}, "config: must be an object, got None"),
+        ({"command": "train"}, "command: must be a list, got 'train'"),
+        ({"versions": [1]}, "versions: must be an object, got [1]"),
     ],
 )
 def test_a_wrong_configuration(tmp_path, change, message):
@@ -152,26 +152,32 @@ def test_a_wrong_configuration(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"samples": "4"}, "'samples' must be a number, got '4'"),
-        ({"splits": {"test": 1}}, "split 'test': must be an object, got 1"),
-        ({"classes": "ab"}, "'classes' and 'examples' must be lists"),
-        ({"examples": [example(), 1]}, "example 2: must be an object, got 1"),
-        ({"examples": [example(label=3)]}, "example 1: 'label' must be a class from 0 to 2, got 3"),
-        ({"examples": [example(index=None)]}, "example 1: 'index' must be a whole number, got None"),
+        ({"samples": "4"}, "samples: must be a whole number, got '4'"),
+        ({"splits": {"test": 1}}, "splits.test: must be an object, got 1"),
+        ({"classes": "ab"}, "classes: must be a list, got 'ab'"),
+        ({"examples": [example(), 1]}, "examples[1]: must be an object, got 1"),
+        ({"examples": [example(label=3)]}, "examples[0]: 'label' must be a class from 0 to 2, got 3"),
+        ({"examples": [example(index=None)]}, "examples[0].index: must be a whole number, got None"),
         ({"examples": [example(probabilities=[1.0])]}, "'probabilities' must hold one of every class, got 1"),
-        ({"examples": [example(probabilities=[0.5, 1.5])]}, "'probabilities' must hold finite numbers from 0 to 1, got 1.5"),
-        ({"examples": [example(members=[[0.5, 0.5]])]}, "'members' must be nested lists [n][3] of finite numbers"),
-        ({"examples": [example(members=[[0.5], [0.5, 0.5]])]}, "'members' must be nested lists [n][3] of finite numbers"),
+        (
+            {"examples": [example(probabilities=[0.5, 1.5])]},
+            "examples[0].probabilities[1]: must be a finite number from 0 to 1, got 1.5",
+        ),
+        ({"examples": [example(members=[[0.5, 0.5]])]}, "examples[0]: 'members' must hold 3 probabilities each, got 2"),
+        (
+            {"examples": [example(members=[[0.5], [0.5, 0.5]])]},
+            "examples[0].members: must be nested lists [n][n] of finite numbers",
+        ),
         (
             {"examples": [example(image=[[1.0]])]},
-            "'image' must be nested lists [n][n][n] of finite numbers, got the shape [1, 1]",
+            "examples[0].image: must be nested lists [n][n][n] of finite numbers, got the shape [1, 1]",
         ),
-        ({"examples": [example(image=[[[math.nan]]])]}, "'image' must be nested lists"),
-        ({"examples": [example(image=[[["x"]]])]}, "'image' must be nested lists"),
-        ({"examples": [example(image=[[[10**400]]])]}, "'image' must be nested lists"),
-        ({"examples": [example(image=[])]}, "'image' must be nested lists"),
-        ({"examples": [example(point=1)]}, "'point' must be a list of numbers, got 1"),
-        ({"examples": [example(point=[10**400])]}, "'point' must hold finite numbers, got 1000"),
+        ({"examples": [example(image=[[[math.nan]]])]}, "image: must be nested lists"),
+        ({"examples": [example(image=[[["x"]]])]}, "image: must be nested lists"),
+        ({"examples": [example(image=[[[10**400]]])]}, "image: must be nested lists"),
+        ({"examples": [example(image=[])]}, "image: must be nested lists"),
+        ({"examples": [example(point=1)]}, "examples[0].point: must be a list, got 1"),
+        ({"examples": [example(point=[10**400])]}, "examples[0].point[0]: must be a finite number, got 1000"),
         ({"disagreement": 1}, "disagreement: must be an object, got 1"),
         ({"disagreement": {"edges": [0], "correct": [], "wrong": []}}, "'edges' must be two or more increasing numbers"),
         ({"disagreement": {"edges": [0, 0], "correct": [1], "wrong": [1]}}, "'edges' must be two or more increasing numbers"),
@@ -179,7 +185,7 @@ def test_a_wrong_configuration(tmp_path, change, message):
         ({"disagreement": {"edges": [0, 1], "correct": [1], "wrong": []}}, "'wrong' must have 1 counts"),
         (
             {"disagreement": {"edges": [0, 1], "correct": [-1], "wrong": [1]}},
-            "'correct' must hold finite numbers of at least 0",
+            "disagreement.correct[0]: must be a whole number of at least 0, got -1",
         ),
     ],
 )
@@ -196,8 +202,7 @@ def test_an_example_may_lack_members_image_and_point(tmp_path):
     short = {key: example()[key] for key in ("index", "label", "probabilities")}
     put(write_run(tmp_path) / "evaluation.json", {"examples": [short, example(image=None, point=[1, -2])]})
     first, second = read_run(tmp_path).evaluation.examples
-    assert first.members.shape == (0, 3)
-    assert first.image is first.point is first.chosen is None
+    assert first.members is first.image is first.point is first.chosen is None
     assert second.image is None
     assert second.point == [1.0, -2.0]
     assert isinstance(second.members, np.ndarray)

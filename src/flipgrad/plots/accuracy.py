@@ -5,143 +5,99 @@ Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import atan2, degrees, floor, log10
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MultipleLocator
+from matplotlib.transforms import offset_copy
 
-from flipgrad.plots.bias import bias_and_spread
-from flipgrad.plots.labels import GAP, LINE, label_ends, note, place, source
+from flipgrad.plots.labels import label_ends, note, place, source
+from flipgrad.plots.layout import grid, legend
 from flipgrad.plots.results import ROUNDING, LayerResult, Measurement, Panel, Reference, read_all
-from flipgrad.plots.style import (
-    BAND,
-    FONT,
-    GREY,
-    SCORE,
-    SMALL,
-    TINY,
-    Style,
-    defaults,
-    log_ticks,
-    save,
-    style_of,
-    text_width,
-    tidy,
-)
+from flipgrad.plots.style import BAND, GREY, SCORE, TINY, defaults, log_ticks, saved, style_of
 
-__all__ = ["Panel", "bias_and_spread", "cosine", "cosine_figure", "rmse", "rmse_figure"]
-
-# Inches: a page's width, room for the axis on the left, above and below the axes, and the least size of the axes.
-PAGE, LEFT, ABOVE, BELOW, WIDTH, HEIGHT = 7.2, 0.55, 0.28, 0.55, 1.3, 2.1
+# Inches: the height of a panel, and the limits of its width.
+HEIGHT, NARROWEST, WIDEST = 2.1, 1.3, 3.0
 
 
-def rmse(panels: Sequence[Panel], output: Path, *, estimators: Sequence[str] | None = None, title: str = "") -> list[Path]:
-    """Draw the relative root mean squared error over the number of samples, as ``output``.png and .pdf."""
-    return save(rmse_figure(panels, estimators=estimators, title=title), output)
-
-
-def cosine(panels: Sequence[Panel], output: Path, *, estimators: Sequence[str] | None = None, title: str = "") -> list[Path]:
-    """Draw the cosine to the true gradient over the number of samples, as ``output``.png and .pdf."""
-    return save(cosine_figure(panels, estimators=estimators, title=title), output)
-
-
+@defaults()
 def rmse_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None = None, title: str = "") -> Figure:
-    """The figure of `rmse`: log-log, one panel each, with the slope of unbiased estimators for comparison."""
-    with defaults():
-        results = read_all(panels, estimators)
-        figure, every = _row(panels, results, title)
-        low, high = _error_limits(results)
-        # Where a reference cannot resolve errors, no slope is drawn either.
-        resolved = max([low, *(result.reference.error for result in results if result.reference)])
-        slope = _slope(results, resolved, high)
-        for axes, result in zip(every, results, strict=True):
-            axes.set(xscale="log", yscale="log", ylim=(low, high))
-            drawn = {name: m for name, m in result.estimators.items() if max(m.rmse) > ROUNDING}
-            _limit_samples(axes, result)
-            for name, measured in drawn.items():
-                _draw_line(axes, name, measured, measured.rmse)
-            _draw_slope(axes, slope, resolved)
-            if result.reference:
-                _shade_reference(axes, result.reference)
-            if hidden := [name for name in result.estimators if name not in drawn]:
-                note(axes, 0.03, 0.97, f"no error: {', '.join(hidden)}", va="top")
-            label_ends(axes, {n: (m.samples[-1], m.rmse[-1], style_of(n, unbiased=m.unbiased)) for n, m in drawn.items()})
-        log_ticks(every[0], "y")
-        every[0].set_ylabel("relative RMSE")
-        return figure
+    """Relative root mean squared errors over the number of samples, log-log, and the slope of unbiased estimators."""
+    results = read_all(panels, estimators)
+    drawn = [{name: m for name, m in result.estimators.items() if max(m.rmse) > ROUNDING} for result in results]
+    low, high = _error_limits(results)
+    figure, every = grid(1, len(panels), sharey=True, title=title)
+    every[0].set(yscale="log", ylim=(low, high), ylabel="relative RMSE")
+    log_ticks(every[0], "y")
+    _draw_lines(figure, every, panels, drawn, lambda measured: measured.rmse)
+    # Where a reference cannot resolve errors, no slope is drawn either.
+    resolved = max([low, *(result.reference.error for result in results if result.reference)])
+    slope = _slope(results, resolved, high)
+    for axes, result, shown in zip(every, results, drawn, strict=True):
+        _draw_slope(axes, slope, resolved)
+        if result.reference:
+            _shade_reference(axes, result.reference)
+        if hidden := [name for name in result.estimators if name not in shown]:
+            note(axes, 0.03, 0.97, f"no error: {', '.join(hidden)}", va="top")
+    return figure
 
 
+@defaults()
 def cosine_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None = None, title: str = "") -> Figure:
-    """The figure of `cosine`: the mean as a line, the interval of most trials shaded."""
-    with defaults():
-        results = read_all(panels, estimators)
-        figure, every = _row(panels, results, title)
-        least = min(min(m.cosine_low + m.cosine_mean) for result in results for m in result.estimators.values())
-        for axes, result in zip(every, results, strict=True):
-            # Zero stays in sight when all is positive; otherwise down to the next quarter.
-            axes.set(xscale="log", ylim=(-0.12 if least >= 0 else floor(4 * least) / 4, 1.02))
-            axes.yaxis.set_major_locator(MultipleLocator(0.25))
-            _limit_samples(axes, result)
-            for name, measured in result.estimators.items():
-                _draw_line(axes, name, measured, measured.cosine_mean)
-                _draw_interval(axes, name, measured)
-            _mark_zero(axes)
-            if result.reference:
-                _note_reference(axes, result.reference)
-            ends = {
-                n: (m.samples[-1], m.cosine_mean[-1], style_of(n, unbiased=m.unbiased)) for n, m in result.estimators.items()
-            }
-            label_ends(axes, ends)
-        every[0].set_ylabel("cosine to the true gradient")
-        return figure
+    """Cosines to the true gradient over the number of samples: the mean as a line, the interval of most trials shaded."""
+    results = read_all(panels, estimators)
+    drawn = [result.estimators for result in results]
+    least = min(min(m.cosine_low + m.cosine_mean) for shown in drawn for m in shown.values())
+    figure, every = grid(1, len(panels), sharey=True, title=title)
+    # Zero stays in sight when all is positive; otherwise down to the next quarter.
+    every[0].set(ylim=(-0.12 if least >= 0 else floor(4 * least) / 4, 1.02), ylabel="cosine to the true gradient")
+    every[0].yaxis.set_major_locator(MultipleLocator(0.25))
+    _draw_lines(figure, every, panels, drawn, lambda measured: measured.cosine_mean)
+    for axes, result in zip(every, results, strict=True):
+        for name, measured in result.estimators.items():
+            _draw_interval(axes, name, measured)
+        _mark_zero(axes)
+        if result.reference:
+            _note_reference(axes, result.reference)
+    return figure
 
 
-def _row(panels: Sequence[Panel], results: Sequence[LayerResult], title: str) -> tuple[Figure, list[Axes]]:
-    """Axes side by side with one y axis, each with room for the names on its right and as wide as the page allows."""
-    names = dict.fromkeys(name for result in results for name in result.estimators)
-    room = (GAP + max(text_width(name, SMALL, style_of(name).weight) for name in names) + 6) / 72
-    across = min(max((PAGE - LEFT) / len(panels) - room, WIDTH), 3.0)
-    up = max(HEIGHT, (len(names) + 1) * LINE / 72)
-    above = ABOVE + (0.2 if title else 0)
-    width, height = LEFT + len(panels) * (across + room), above + up + BELOW
-    figure = Figure(figsize=(width, height))
-    every: list[Axes] = []
-    for index, panel in enumerate(panels):
-        place = ((LEFT + index * (across + room)) / width, BELOW / height, across / width, up / height)
-        axes = figure.add_axes(place, sharey=every[0] if every else None)
+rmse, cosine = saved(rmse_figure), saved(cosine_figure)
+
+
+def _draw_lines(
+    figure: Figure,
+    every: Sequence[Axes],
+    panels: Sequence[Panel],
+    drawn: Sequence[dict[str, Measurement]],
+    curve: Callable[[Measurement], list[float]],
+) -> None:
+    """The curves of all panels over the number of samples, named on the right, and what they have in common."""
+    for axes, panel, shown in zip(every, panels, drawn, strict=True):
         axes.set_title(panel.title, pad=5)
         axes.set_xlabel("number of samples $M$", labelpad=2)
-        axes.tick_params(labelleft=not every)
-        tidy(axes)
-        every.append(axes)
-    if title:
-        figure.text(LEFT / width, 1 - 0.07 / height, title, va="top", fontsize=FONT + 1, fontweight="bold")
-    _explain_dashes(figure, {style_of(n, unbiased=m.unbiased) for result in results for n, m in result.estimators.items()})
-    return figure, every
+        _limit_samples(axes, shown.values())
+        for name, measured in shown.items():
+            _draw_line(axes, name, measured, curve(measured))
+    _explain_dashes(figure, (measured for shown in drawn for measured in shown.items()))
+    ends = [
+        {name: (m.samples[-1], curve(m)[-1], style_of(name, unbiased=m.unbiased)) for name, m in shown.items()}
+        for shown in drawn
+    ]
+    label_ends(figure, every, ends, height=HEIGHT, narrowest=NARROWEST, widest=WIDEST)
 
 
-def _explain_dashes(figure: Figure, styles: Iterable[Style]) -> None:
+def _explain_dashes(figure: Figure, drawn: Iterable[tuple[str, Measurement]]) -> None:
     """A key to what the line styles mean, where both occur."""
-    if len({bool(style.dashes) for style in styles}) == 2:
-        handles = [Line2D([], [], color=GREY, lw=1.2), Line2D([], [], color=GREY, lw=1.2, dashes=SCORE)]
-        figure.legend(
-            handles,
-            ["biased", "unbiased"],
-            loc="lower right",
-            ncols=2,
-            frameon=False,
-            fontsize=SMALL,
-            labelcolor=GREY,
-            borderaxespad=0.2,
-            handlelength=2.6,
-            columnspacing=1.4,
-        )
+    if len({bool(style_of(name, unbiased=measured.unbiased).dashes) for name, measured in drawn}) == 2:
+        look: dict[str, Any] = {"color": GREY, "linewidth": 1.2}
+        handles = [Line2D([], [], label="biased", **look), Line2D([], [], label="unbiased", dashes=SCORE, **look)]
+        legend(figure, handles, labelcolor=GREY, handlelength=2.6, columnspacing=1.4)
 
 
 def _draw_line(axes: Axes, name: str, measured: Measurement, values: list[float]) -> None:
@@ -173,9 +129,10 @@ def _draw_interval(axes: Axes, name: str, measured: Measurement) -> None:
         axes.plot(measured.samples, edge, color=colour, alpha=0.45, lw=0.4, zorder=1.5, gid="edge")
 
 
-def _limit_samples(axes: Axes, result: LayerResult) -> None:
+def _limit_samples(axes: Axes, drawn: Iterable[Measurement]) -> None:
     """From the least to the greatest number of samples, exactly."""
-    every = [samples for measured in result.estimators.values() for samples in measured.samples]
+    every = [samples for measured in drawn for samples in measured.samples] or [1]
+    axes.set_xscale("log")
     low, high = min(every), max(every)
     axes.set_xlim((low, high) if low < high else (low / 2, high * 2))
     log_ticks(axes, "x")
@@ -192,7 +149,7 @@ def _error_limits(results: Sequence[LayerResult]) -> tuple[float, float]:
 def _slope(results: Sequence[LayerResult], low: float, high: float) -> float:
     """The constant c of the line c/√M that keeps furthest from all data, in the middle of the axes."""
     curves = [m for result in results for m in result.estimators.values() if max(m.rmse) > ROUNDING]
-    samples = np.concatenate([m.samples for m in curves] or [[1.0]])
+    samples = np.concatenate([m.samples for m in curves] or [[1]])
     errors = np.concatenate([m.rmse for m in curves] or [[1.0]])
     middle = log10(samples.min() * samples.max()) / 4
     choices = np.linspace(log10(low) + middle + 0.3, log10(high) + middle - 0.02, 200)
@@ -224,7 +181,7 @@ def _shade_reference(axes: Axes, reference: Reference) -> None:
     """Shade the errors that a reference, itself estimated, cannot resolve."""
     if reference.error > axes.get_ylim()[0]:
         axes.axhspan(axes.get_ylim()[0], reference.error, color=BAND, lw=0, zorder=0.5, gid="reference")
-        note(axes, 0.03, 0.02, f"grey: below the error of\nthe reference ({source(reference)})", halo=BAND)
+        note(axes, 0.03, 0.02, f"grey: below the error of\nthe reference ({source(reference)})", behind=BAND)
     else:
         _note_reference(axes, reference)
 
@@ -237,17 +194,5 @@ def _note_reference(axes: Axes, reference: Reference) -> None:
 def _mark_zero(axes: Axes) -> None:
     """The line between directions that descend and those that do not."""
     axes.axhline(0, color=GREY, linewidth=0.9, zorder=1.6, gid="zero")
-    right = axes.get_xlim()[1]
-    axes.annotate(
-        "descent direction above",
-        (right, 0),
-        xytext=(-2, -2),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        fontsize=TINY,
-        fontstyle="italic",
-        color=GREY,
-        zorder=5,
-        path_effects=[withStroke(linewidth=1.4, foreground="white")],
-    )
+    above = offset_copy(axes.get_yaxis_transform(), axes.figure, x=-2, y=-2, units="points")  # type: ignore[arg-type]
+    note(axes, 1, 0, "descent direction above", ha="right", va="top", transform=above)

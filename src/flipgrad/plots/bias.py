@@ -1,11 +1,10 @@
-"""Bias against spread at one sample: where each estimator's error comes from, for many estimators at once."""
+"""Bias against standard deviation at one sample: where each estimator's error comes from, for many estimators at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,25 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from flipgrad.plots.labels import Box, Spot, label_spots, note, source, write
-from flipgrad.plots.results import ROUNDING, Interval, LayerResult, Measurement, Panel, read_all
-from flipgrad.plots.style import (
-    BAND,
-    FONT,
-    GREY,
-    PALE,
-    SMALL,
-    Style,
-    defaults,
-    log_ticks,
-    plain,
-    save,
-    style_of,
-    text_width,
-    tidy,
-)
+from flipgrad.plots.layout import fit, grid, legend
+from flipgrad.plots.results import ROUNDING, LayerResult, Measurement, Panel, read_all
+from flipgrad.plots.style import BAND, GREY, PALE, SMALL, Style, defaults, log_ticks, plain, saved, style_of, text_width
 
-# Inches: axes, the least height of what is not the zone without bias, and the room around the axes.
-WIDTH, HEIGHT, LEAST, LEFT, RIGHT, ABOVE, BELOW = 3.0, 3.3, 1.9, 0.58, 0.12, 0.3, 0.42
+# Inches: a panel, and the least height of what is not the zone without bias.
+WIDTH, HEIGHT, LEAST = 3.0, 3.3, 1.9
 # Points: the zone of estimators without randomness, a row of the zone without bias, the space between marker and name.
 ZONE, ROW, BESIDE = 20.0, 10.5, 5.5
 
@@ -67,45 +53,50 @@ class Row(NamedTuple):
     align: str
 
 
-def bias_and_spread(
-    panels: Sequence[Panel], output: Path, *, estimators: Sequence[str] | None = None, title: str = ""
-) -> list[Path]:
-    """Draw each estimator at its standard deviation and bias, as ``output``.png and .pdf."""
-    return save(bias_and_spread_figure(panels, estimators=estimators, title=title), output)
-
-
+@defaults()
 def bias_and_spread_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None = None, title: str = "") -> Figure:
-    """The figure of `bias_and_spread`: what is not distinguishable from zero has a zone of its own on each axis."""
-    with defaults():
-        results = read_all(panels, estimators)
-        everything = [measured for result in results for measured in result.estimators.values()]
-        across = _span([m.std for m in everything if not _steady(m)], 72 * WIDTH, ZONE if any(map(_steady, everything)) else 0)
-        rows = [_rows(result, across) for result in results]
-        count = max((place.row + 1 for found in rows for place in found.values()), default=0)
-        remarks = 11.0 * bool(count) + 9.0 * any(result.reference for result in results)
-        zone = count * ROW + remarks
-        up = _span([m.bias for m in everything if not _no_bias(m)], max(72 * HEIGHT, zone + 72 * LEAST), zone)
-        figure, every = _grid(panels, title, up.length / 72)
-        for axes, result, found in zip(every, results, rows, strict=True):
-            _draw(axes, result, found, across, up)
-        return figure
+    """Each estimator at its standard deviation and bias; what cannot be told from zero has a zone of its own on each axis."""
+    results = read_all(panels, estimators)
+    everything = [measured for result in results for measured in result.estimators.values()]
+    random = [(m.std, m.std_low, m.std_high) for m in everything if not _steady(m)]
+    across = _span(random, 72 * WIDTH, ZONE if any(map(_steady, everything)) else 0)
+    rows = [_rows(result, across) for result in results]
+    count = max((place.row + 1 for found in rows for place in found.values()), default=0)
+    remarks = 11.0 * bool(count) + 9.0 * any(result.reference for result in results)
+    zone = count * ROW + remarks
+    biased = [(m.bias, m.bias_low, m.bias_high) for m in everything if not _no_bias(m)]
+    up = _span(biased, max(72 * HEIGHT, zone + 72 * LEAST), zone)
+    figure, every = grid(ceil(len(panels) / 2), min(len(panels), 2), count=len(panels), title=title)
+    for axes, panel in zip(every, panels, strict=True):
+        axes.set_title(panel.title, pad=5)
+        axes.set_xlabel("standard deviation of one sample / gradient length", labelpad=2)
+        axes.set_ylabel("|bias| / gradient length", labelpad=4)
+        axes.set(xscale="log", yscale="log", xlim=(across.start, across.high), ylim=(up.start, up.high))
+        _draw_zones(axes, across, up)
+    _explain_markers(figure)
+    fit(figure, height=up.length / 72, narrowest=WIDTH, widest=WIDTH)
+    for axes, result, found in zip(every, results, rows, strict=True):
+        _draw(axes, result, found, across, up)
+    return figure
+
+
+bias_and_spread = saved(bias_and_spread_figure)
 
 
 def _steady(measured: Measurement) -> bool:
     """Whether an estimator has no randomness."""
-    return measured.std.value <= ROUNDING
+    return measured.std <= ROUNDING
 
 
 def _no_bias(measured: Measurement) -> bool:
     """Whether a bias is not distinguishable from zero."""
-    return min(measured.bias.value, measured.bias.low) <= ROUNDING
+    return min(measured.bias, measured.bias_low) <= ROUNDING
 
 
-def _span(intervals: Sequence[Interval], length: float, zone: float) -> Span:
-    """An axis that holds the values and, within reason, their intervals."""
-    values = [interval.value for interval in intervals] or [0.1, 1.0]
-    low = min([max(interval.low, interval.value / 3) for interval in intervals] + values)
-    high = max([min(interval.high, interval.value * 3) for interval in intervals] + values)
+def _span(intervals: Sequence[tuple[float, float, float]], length: float, zone: float) -> Span:
+    """An axis that holds the values and, within reason, their confidence intervals; an interval is a value and its limits."""
+    low = min((min(value, max(low, value / 3)) for value, low, _ in intervals), default=0.1)
+    high = max((max(value, min(high, value * 3)) for value, _, high in intervals), default=1.0)
     return Span(low / 1.7, high * 2.0, length, zone)
 
 
@@ -114,7 +105,7 @@ def _rows(result: LayerResult, across: Span) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     taken: list[list[tuple[float, float]]] = []
     inside = {name: measured for name, measured in result.estimators.items() if _no_bias(measured)}
-    for name, measured in sorted(inside.items(), key=lambda item: -item[1].std.value):
+    for name, measured in sorted(inside.items(), key=lambda item: -item[1].std):
         x, width = _across(measured, across), text_width(name, SMALL, style_of(name).weight) + BESIDE + 3
         sides = [("left", x - 5, x + width), ("right", x - width, x + 5)]
         fitting = [side for side in sides if side[1] >= 0 and side[2] <= across.length] or sides
@@ -131,64 +122,31 @@ def _rows(result: LayerResult, across: Span) -> dict[str, Row]:
 
 
 def _across(measured: Measurement, across: Span) -> float:
-    """An estimator's place along the axis of spread, in points."""
-    return across.zone / 2 if _steady(measured) else across.points(measured.std.value)
+    """An estimator's place along the axis of standard deviations, in points."""
+    return across.zone / 2 if _steady(measured) else across.points(measured.std)
 
 
-def _grid(panels: Sequence[Panel], title: str, tall: float) -> tuple[Figure, list[Axes]]:
-    """Axes of one size, two to a row."""
-    columns, lines = min(len(panels), 2), ceil(len(panels) / 2)
-    top = 0.25 if title else 0
-    width, height = columns * (LEFT + WIDTH + RIGHT), top + lines * (ABOVE + tall + BELOW) + 0.2
-    figure = Figure(figsize=(width, height))
-    every = []
-    for index, panel in enumerate(panels):
-        row, column = divmod(index, 2)
-        left = LEFT + column * (LEFT + WIDTH + RIGHT)
-        bottom = height - top - (row + 1) * (ABOVE + tall) - row * BELOW
-        axes = figure.add_axes((left / width, bottom / height, WIDTH / width, tall / height))
-        axes.set_title(panel.title, pad=5)
-        axes.set_xlabel("standard deviation of one sample / gradient length", labelpad=2)
-        axes.set_ylabel("|bias| / gradient length", labelpad=4)
-        tidy(axes)
-        every.append(axes)
-    if title:
-        figure.text(LEFT / width, 1 - 0.07 / height, title, va="top", fontsize=FONT + 1, fontweight="bold")
-    _explain(figure)
-    return figure, every
-
-
-def _explain(figure: Figure) -> None:
+def _explain_markers(figure: Figure) -> None:
     """A key to what filled and hollow markers mean."""
-    look = {"color": GREY, "marker": "o", "markersize": 4.2, "linestyle": "none", "markeredgewidth": 0.9}
-    handles = [Line2D([], [], **look), Line2D([], [], markerfacecolor="white", **look)]  # type: ignore[arg-type]
-    figure.legend(
-        handles,
-        ["biased by construction", "unbiased by construction"],
-        loc="lower right",
-        ncols=2,
-        frameon=False,
-        fontsize=SMALL,
-        labelcolor=GREY,
-        borderaxespad=0.2,
-        handletextpad=0.1,
-        columnspacing=1.2,
-    )
+    faces = {"biased by construction": GREY, "unbiased by construction": "white"}
+    handles = [
+        Line2D([], [], color=GREY, marker="o", markersize=4.2, markerfacecolor=face, linestyle="", label=label)
+        for label, face in faces.items()
+    ]
+    legend(figure, handles, labelcolor=GREY, handletextpad=0.1, columnspacing=1.2)
 
 
 def _draw(axes: Axes, result: LayerResult, rows: dict[str, Row], across: Span, up: Span) -> None:
-    """Zones, curves of equal error, points and their names, such that none covers another."""
-    axes.set(xscale="log", yscale="log", xlim=(across.start, across.high), ylim=(up.start, up.high))
-    _draw_zones(axes, across, up)
+    """Curves of equal error, points and their names, such that none covers another."""
     spots, whiskers = [], []
     for name, measured in result.estimators.items():
         style, x = style_of(name, unbiased=measured.unbiased), across.at(_across(measured, across))
-        y = up.at(up.zone - (rows[name].row + 0.7) * ROW) if name in rows else measured.bias.value
+        y = up.at(up.zone - (rows[name].row + 0.7) * ROW) if name in rows else measured.bias
         whiskers += list(_draw_whiskers(axes, measured, style, x, y, across, up))
         _draw_marker(axes, name, measured, style, x, y)
         if name in rows:
             beside = BESIDE if rows[name].align == "left" else -BESIDE
-            write(axes, name, across.points(x) + beside, up.points(y), style, align=rows[name].align, halo=PALE)
+            write(axes, name, across.points(x) + beside, up.points(y), style, ha=rows[name].align, behind=PALE)
         else:
             spots.append(Spot(across.points(x), up.points(y), name, style))
     values = list(_draw_iso(axes, spots, across, up))
@@ -225,7 +183,7 @@ def _explain_zone(axes: Axes, result: LayerResult, up: Span) -> None:
         if shaded:
             axes.axhspan(up.low, reference.error, color=BAND, lw=0, zorder=0.5, gid="reference")
     if lines:
-        note(axes, 0.97, 2 / up.length, "\n".join(lines), ha="right", halo=PALE)
+        note(axes, 0.97, 2 / up.length, "\n".join(lines), ha="right", behind=PALE)
 
 
 def _draw_iso(axes: Axes, spots: Sequence[Spot], across: Span, up: Span) -> Iterator[Box]:
@@ -244,7 +202,7 @@ def _draw_iso(axes: Axes, spots: Sequence[Spot], across: Span, up: Span) -> Iter
         for best in np.argsort(np.abs(np.log(xs / ys))):
             x, y = across.points(xs[best]), up.points(ys[best])
             box = Box(x - half, y - 4, x + half, y + 4)
-            if box.within(area) and not any(box.overlap(spot.marker) for spot in spots):
+            if box.within(area) and not any(box.overlaps(spot.marker) for spot in spots):
                 note(axes, x / across.length, y / up.length, text, va="center", ha="center")
                 yield box
                 break
@@ -253,10 +211,10 @@ def _draw_iso(axes: Axes, spots: Sequence[Spot], across: Span, up: Span) -> Iter
 def _draw_whiskers(
     axes: Axes, measured: Measurement, style: Style, x: float, y: float, across: Span, up: Span
 ) -> Iterator[Box]:
-    """The confidence intervals of spread and bias; yields what the latter covers."""
+    """The confidence intervals of standard deviation and bias; yields what the latter covers."""
     if not _steady(measured):
-        _draw_whisker(axes, [max(measured.std.low, across.low), min(measured.std.high, across.high)], [y, y], style)
-    top, bottom = max(min(measured.bias.high, up.high), up.low), max(measured.bias.low, up.low)
+        _draw_whisker(axes, [max(measured.std_low, across.low), min(measured.std_high, across.high)], [y, y], style)
+    top, bottom = max(min(measured.bias_high, up.high), up.low), max(measured.bias_low, up.low)
     if top > bottom:
         _draw_whisker(axes, [x, x], [bottom, top], style)
         axes.plot([x], [top], marker="_", markersize=3, color=style.colour, alpha=0.65, zorder=style.zorder - 1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from flipgrad.plots.runs import Disagreement
-from flipgrad.plots.style import GREEN, ORANGE, tidy
+from flipgrad.plots.style import GREEN, ORANGE, percent_ticks, tidy
 
 # Labels that fit below the axis.
 LABELS = 10
@@ -24,8 +24,8 @@ def disagreement_figure(found: Disagreement, *, samples: int | None, size: tuple
     tidy(axes)
     axes.grid(visible=False, axis="x")
     axes.set(xlabel="members that disagree with the ensemble", ylabel="share of predictions", xlim=(0, found.edges[-1]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
+    percent_ticks(axes.xaxis)
+    percent_ticks(axes.yaxis)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
     if exact(found, samples):
         # Every bin stands for one share, its lower edge: named in its middle.

@@ -35,7 +35,7 @@ class Bar:
         return "".join(f"M{100 * mark:.1f} 0v10" for mark in self.marks)
 
     @property
-    def spread(self) -> str:
+    def members_range(self) -> str:
         """From the lowest to the highest member."""
         return f", members {self.marks[0]:.0%} to {self.marks[-1]:.0%}" if self.marks else ""
 
@@ -60,10 +60,10 @@ class Card:
 def cards(examples: Sequence[Example], classes: Sequence[str]) -> list[Card]:
     """The examples in their order; all images share one range of values, all points one plane."""
     images = [example.image for example in examples if example.image is not None]
-    low, high = _range(images)
+    limits = _range(images)
     # A point of a plane is drawn; points of other spaces are told by their coordinates.
     plane = np.array([example.point for example in examples if example.point is not None and len(example.point) == 2])
-    return [_card(example, classes, (low, high), plane) for example in examples]
+    return [_card(example, classes, limits, plane) for example in examples]
 
 
 def picture(image: NDArray[np.float64], low: float, high: float) -> str:
@@ -77,6 +77,7 @@ def picture(image: NDArray[np.float64], low: float, high: float) -> str:
 
 def _card(example: Example, classes: Sequence[str], limits: tuple[float, float], plane: NDArray[np.float64]) -> Card:
     predicted = int(np.argmax(example.probabilities))
+    members = np.empty((0, len(example.probabilities))) if example.members is None else example.members
     order = sorted(range(len(example.probabilities)), key=lambda k: -example.probabilities[k])
     shown = order[:CLASSES] if example.label in order[:CLASSES] else [*order[: CLASSES - 1], example.label]
     return Card(
@@ -84,10 +85,10 @@ def _card(example: Example, classes: Sequence[str], limits: tuple[float, float],
         label=_name(example.label, classes),
         predicted=_name(predicted, classes),
         correct=predicted == example.label,
-        agreeing=int((example.members.argmax(1) == predicted).sum()),
-        members=len(example.members),
+        agreeing=int((members.argmax(1) == predicted).sum()),
+        members=len(members),
         bars=[
-            Bar(_name(k, classes), example.probabilities[k], _marks(example.members[:, k]), k == example.label, k == predicted)
+            Bar(_name(k, classes), example.probabilities[k], _marks(members[:, k]), k == example.label, k == predicted)
             for k in shown
         ],
         picture=None if example.image is None else picture(example.image, *limits),

@@ -2,98 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import cos, pi, sin
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
+from matplotlib.text import Text
+from matplotlib.transforms import Affine2D, ScaledTranslation, Transform
+from scipy.optimize import isotonic_regression
 
+from flipgrad.plots.layout import fit
 from flipgrad.plots.results import Reference
 from flipgrad.plots.style import GREY, SMALL, TINY, Style, plain, text_width
 
 # From one label's middle to the next one's, and from a line's end to its label.
 LINE, GAP = 1.3 * SMALL, 9.0
 
+# The last points of lines, and their styles, by what they are called.
+Ends = Mapping[str, tuple[float, float, Style]]
 
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+
+def keep_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Positions at least ``gap`` apart within [low, high], in the order of ``wanted`` and closest to it in squares.
 
     Where they cannot all fit, the gap shrinks.
 
-    >>> spread([1.0, 1.0, 5.0], 2.0, 0.0, 10.0)
+    >>> keep_apart([1.0, 1.0, 5.0], 2.0, 0.0, 10.0)
     [0.0, 2.0, 5.0]
     """
     gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
     order = np.argsort(wanted, kind="stable")
-    # Isotonic regression by pooling neighbours that violate the order, after taking the gaps out.
-    pools: list[tuple[float, int]] = []
-    for rank, index in enumerate(order):
-        total, count = wanted[index] - rank * gap, 1
-        while pools and pools[-1][0] / pools[-1][1] > total / count:
-            total, count = total + pools[-1][0], count + pools[-1][1]
-            pools.pop()
-        pools.append((total, count))
-    flat = [total / count for total, count in pools for _ in range(count)]
-    positions = [0.0] * len(wanted)
-    for rank, (index, value) in enumerate(zip(order, flat, strict=True)):
-        positions[index] = min(max(value, low), high - (len(wanted) - 1) * gap) + rank * gap
-    return positions
+    gaps = gap * np.arange(len(wanted))
+    # Without the gaps, the positions only have to be in order.
+    inside = isotonic_regression(np.take(wanted, order) - gaps).x.clip(low, high - gaps[-1])
+    positions = np.empty(len(wanted))
+    positions[order] = inside + gaps
+    return [float(position) for position in positions]
 
 
-def size(axes: Axes) -> tuple[float, float]:
-    """Width and height of the axes in points."""
-    scale = 72 / axes.figure.dpi
-    return scale * axes.bbox.width, scale * axes.bbox.height
+def points(axes: Axes, *, right: bool = False) -> Transform:
+    """From points, beginning at the lower left (or right) corner of the axes, to the screen."""
+    inches = Affine2D().scale(1 / 72) + axes.figure.dpi_scale_trans
+    return inches + ScaledTranslation(float(right), 0, axes.transAxes)  # type: ignore[arg-type]
 
 
 def place(axes: Axes, x: float, y: float) -> tuple[float, float]:
     """A point of the data, in points; the limits must have been set."""
-    across, up = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
-    width, height = size(axes)
-    return float(across * width), float(up * height)
+    across, up = points(axes).inverted().transform(axes.transData.transform((x, y)))
+    return float(across), float(up)
 
 
-def write(axes: Axes, name: str, x: float, y: float, style: Style, *, align: str = "left", halo: str = "white") -> None:
+def write(axes: Axes, name: str, x: float, y: float, style: Style, **options: Any) -> Text:
     """Write an estimator's name in its colour, its middle at height ``y``."""
-    width, height = size(axes)
-    axes.text(
-        x / width,
-        y / height,
-        name,
-        transform=axes.transAxes,
-        horizontalalignment=align,
-        verticalalignment="center_baseline",
-        color=style.colour,
-        fontsize=SMALL,
-        fontweight=style.weight,
-        zorder=6,
-        gid="label",
-        path_effects=[withStroke(linewidth=1.6, foreground=halo)],
-    )
+    look: dict[str, Any] = {
+        "color": style.colour,
+        "fontweight": style.weight,
+        "va": "center_baseline",
+        "zorder": 6,
+        "gid": "label",
+    }
+    return _text(axes, x, y, name, **{"transform": points(axes), "fontsize": SMALL, **look, **options})
 
 
 def lead(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
     """A hairline from what is named to its name."""
-    width, height = size(axes)
-    xs, ys = [start[0] / width, end[0] / width], [start[1] / height, end[1] / height]
-    axes.plot(
-        xs, ys, transform=axes.transAxes, color=colour, linewidth=0.45, alpha=0.75, clip_on=False, gid="leader", zorder=2.5
-    )
+    look: dict[str, Any] = {"linewidth": 0.45, "alpha": 0.75, "zorder": 2.5, "gid": "leader"}
+    axes.plot(*zip(start, end, strict=True), transform=points(axes), color=colour, clip_on=False, **look)
 
 
-def label_ends(axes: Axes, ends: dict[str, tuple[float, float, Style]]) -> None:
-    """Name lines to the right of the axes, each from its last point, with a hairline where the name had to move."""
-    width, height = size(axes)
-    points = {name: place(axes, x, y) for name, (x, y, _) in ends.items()}
-    heights = spread([y for _, y in points.values()], LINE, LINE / 2, height - LINE / 2)
-    for (name, (x, y)), moved in zip(points.items(), heights, strict=True):
-        style = ends[name][2]
-        write(axes, name, width + GAP, moved, style)
-        if abs(moved - y) > LINE / 4 or x < width - GAP:
-            lead(axes, (x, y), (width + GAP - 1.5, moved), style.colour)
+def label_ends(figure: Figure, panels: Sequence[Axes], every: Sequence[Ends], *, height: float, **widths: float) -> None:
+    """Name lines to the right of their panel, each from its last point, with a hairline where the name had to move.
+
+    The panels are fitted into the figure, see :func:`flipgrad.plots.layout.fit`, at least as tall as the names need.
+    """
+    texts = [
+        [write(axes, name, GAP, LINE, style, transform=points(axes, right=True)) for name, (_, _, style) in ends.items()]
+        for axes, ends in zip(panels, every, strict=True)
+    ]
+    fit(figure, height=max(height, (max(map(len, texts)) + 1) * LINE / 72), **widths)
+    for axes, ends, names in zip(panels, every, texts, strict=True):
+        width, tall = place(axes, axes.get_xlim()[1], axes.get_ylim()[1])
+        starts = [place(axes, x, y) for x, y, _ in ends.values()]
+        heights = keep_apart([y for _, y in starts], LINE, LINE / 2, tall - LINE / 2)
+        for name, (x, y), moved in zip(names, starts, heights, strict=True):
+            name.set_y(moved)
+            if abs(moved - y) > LINE / 4 or x < width - GAP:
+                lead(axes, (x, y), (width + GAP - 1.5, moved), str(name.get_color()))
 
 
 class Box(NamedTuple):
@@ -104,11 +102,10 @@ class Box(NamedTuple):
     right: float
     top: float
 
-    def overlap(self, other: Box) -> float:
-        """The common area."""
-        across = min(self.right, other.right) - max(self.left, other.left)
-        up = min(self.top, other.top) - max(self.bottom, other.bottom)
-        return max(across, 0.0) * max(up, 0.0)
+    def overlaps(self, other: Box) -> bool:
+        """Whether they have an area in common."""
+        across = min(self.right, other.right) > max(self.left, other.left)
+        return across and min(self.top, other.top) > max(self.bottom, other.bottom)
 
     def within(self, other: Box) -> bool:
         """Whether it is part of ``other``."""
@@ -145,7 +142,7 @@ def label_spots(axes: Axes, spots: Sequence[Spot], area: Box, taken: Iterable[Bo
         inside = [choice for choice in choices if choice[1].within(area)] or choices
         radius, box = min(inside, key=lambda choice: choice[0] + _cost(choice[1], hard, whiskers))
         hard.append(box)
-        write(axes, spot.name, (box.left + box.right) / 2, (box.bottom + box.top) / 2, spot.style, align="center")
+        write(axes, spot.name, (box.left + box.right) / 2, (box.bottom + box.top) / 2, spot.style, ha="center")
         if radius > 8:
             end = min(max(spot.x, box.left), box.right), min(max(spot.y, box.bottom), box.top)
             lead(axes, (spot.x, spot.y), end, spot.style.colour)
@@ -153,28 +150,18 @@ def label_spots(axes: Axes, spots: Sequence[Spot], area: Box, taken: Iterable[Bo
 
 def _cost(box: Box, hard: Sequence[Box], soft: Sequence[Box]) -> float:
     """Covering a name or marker is worse than any distance; a whisker may be crossed."""
-    return sum(1000 * (box.overlap(other) > 0) for other in hard) + sum(6 * (box.overlap(other) > 0) for other in soft)
+    return 1000 * sum(map(box.overlaps, hard)) + 6 * sum(map(box.overlaps, soft))
 
 
-def note(
-    axes: Axes, x: float, y: float, text: str, *, va: str = "bottom", ha: str = "left", rotation: float = 0, halo: str = "white"
-) -> None:
-    """A remark in the margin's voice, at a fraction of the axes."""
-    axes.text(
-        x,
-        y,
-        text,
-        transform=axes.transAxes,
-        fontsize=TINY,
-        fontstyle="italic",
-        color=GREY,
-        va=va,
-        ha=ha,
-        rotation=rotation,
-        zorder=5,
-        gid="note",
-        path_effects=[withStroke(linewidth=1.4, foreground=halo)],
-    )
+def note(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
+    """A remark in grey italics, at a fraction of the axes."""
+    look: dict[str, Any] = {"color": GREY, "fontstyle": "italic", "va": "bottom", "zorder": 5, "gid": "note"}
+    _text(axes, x, y, text, **{"transform": axes.transAxes, "fontsize": TINY, **look, **options})
+
+
+def _text(axes: Axes, x: float, y: float, text: str, *, behind: str = "white", **look: Any) -> Text:
+    """A text that stays legible on lines, as it is surrounded by the colour that is ``behind`` it."""
+    return axes.text(x, y, text, path_effects=[withStroke(linewidth=1.5, foreground=behind)], **look)
 
 
 def source(reference: Reference) -> str:

@@ -21,7 +21,7 @@ from flipgrad import files
 from flipgrad.plots.curves import Chart, charts, draw
 from flipgrad.plots.disagreement import disagreement_figure, meaning
 from flipgrad.plots.examples import Card, cards
-from flipgrad.plots.runs import Disagreement, Epoch, Run, Scores, read_run
+from flipgrad.plots.runs import Disagreement, Epoch, RunFiles, Scores, read_run
 from flipgrad.plots.style import GREEN, ORANGE, defaults
 from flipgrad.plots.svg import css, inline
 
@@ -29,8 +29,6 @@ REPORT = "report.html"
 
 # Inches, and the scale of the text: legible when a telephone shows the figure at 350 pixels.
 SIZE, TEXT = (4.6, 2.9), 1.5
-
-ENSEMBLE = "accuracy, ensemble"
 
 # The groups of examples, by how they were chosen.
 GROUPS = {
@@ -51,15 +49,6 @@ class Plot:
     words: str
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of the table of numbers."""
-
-    name: str
-    scores: Scores
-    objective: float | None = None
-
-
 def report(folder: Path) -> Path:
     """Write ``report.html`` into the folder of a run, from the result files that are there.
 
@@ -77,7 +66,7 @@ def report(folder: Path) -> Path:
     return path
 
 
-def page(run: Run) -> str:
+def page(run: RunFiles) -> str:
     """The page of a run. Every string from a file is escaped: the template does so unless told otherwise."""
     where, scores = headline_scores(run)
     with defaults(TEXT):
@@ -92,7 +81,7 @@ def page(run: Run) -> str:
         scores=scores,
         plots=plots,
         columns=shown_columns,
-        measures=measures(shown_columns),
+        measures=measures(list(shown_columns.values())),
         groups=_groups(shown),
         places=[card.place for card in shown if card.place],
         disagreement=_disagreement(run),
@@ -134,10 +123,10 @@ def title(config: Mapping[str, Any]) -> str:
     return f"{name} on {data}" if data else f"Trained with {name}"
 
 
-def facts(run: Run) -> Iterator[str]:
+def facts(run: RunFiles) -> Iterator[str]:
     """A few words about the run."""
     if run.epochs:
-        yield f"{run.epochs[-1].number:,} epoch{'s' if run.epochs[-1].number != 1 else ''}"
+        yield f"{run.epochs[-1].epoch:,} epoch{'s' if run.epochs[-1].epoch != 1 else ''}"
     seconds = [epoch.seconds for epoch in run.epochs if epoch.seconds is not None]
     if seconds:
         yield f"{duration(sum(seconds))} of training"
@@ -149,50 +138,37 @@ def facts(run: Run) -> Iterator[str]:
             yield f"{key} {value}"
 
 
-def headline_scores(run: Run) -> tuple[str, Scores | None]:
+def headline_scores(run: RunFiles) -> tuple[str, Scores | None]:
     """The scores that count, and on what: those of the test part where there are some, else the best there is."""
     splits = run.evaluation.splits if run.evaluation else {}
     if splits:
         name = "test" if "test" in splits else next(iter(splits))
         return f"On the {name} examples", splits[name]
-    if run.summary and run.summary != Scores():
+    if run.summary and run.summary.known:
         return "At the end of training", run.summary
-    last = [epoch for epoch in run.epochs if epoch.scores != Scores()][-1:]
-    return (f"After epoch {last[0].number}", last[0].scores) if last else ("", None)
+    last = [epoch for epoch in run.epochs if epoch.known][-1:]
+    return (f"After epoch {last[0].epoch}", last[0]) if last else ("", None)
 
 
-def columns(run: Run) -> list[Column]:
-    """The table of numbers: last and best epoch, and every evaluated part."""
-    found = []
-    best = best_epoch(run.epochs)
-    if run.epochs:
-        last = run.epochs[-1]
-        same = best is not None and best.number == last.number
-        found.append(Column(f"{'last, best' if same else 'last'} epoch ({last.number})", last.scores, last.objective))
-        if best is not None and not same:
-            found.append(Column(f"best epoch ({best.number})", best.scores, best.objective))
+def columns(run: RunFiles) -> dict[str, Scores]:
+    """The columns of the table of numbers: last and best epoch, and every evaluated part."""
+    best, last = best_epoch(run.epochs), run.epochs[-1:]
+    epochs = [("last, best" if [best] == last else "last", epoch) for epoch in last]
+    epochs += [("best", best)] if best and [best] != last else []
     splits = run.evaluation.splits if run.evaluation else {}
-    return found + [Column(name, scores) for name, scores in splits.items()]
+    return {f"{what} epoch ({epoch.epoch})": epoch for what, epoch in epochs} | splits
 
 
-def measures(shown: Sequence[Column]) -> list[tuple[str, list[str], bool]]:
+def measures(shown: Sequence[Scores]) -> list[tuple[str, list[str], bool]]:
     """The lines of the table of numbers, those that say something: name, values by column, whether it is the main one."""
-    values: list[tuple[str, Callable[[float | None], str], list[float | None]]] = [
-        ("accuracy, 1 sample", percent, [column.scores.accuracy_1 for column in shown]),
-        (ENSEMBLE, percent, [column.scores.accuracy_n for column in shown]),
-        ("accuracy, deterministic", percent, [column.scores.accuracy_deterministic for column in shown]),
-        ("expected loss", loss, [column.scores.expected_loss for column in shown]),
-        ("marginal loss", loss, [column.scores.marginal_loss for column in shown]),
-        ("training objective", loss, [column.objective for column in shown]),
-        ("samples", whole, [column.scores.samples for column in shown]),
-    ]
-    told = [line for line in values if any(value is not None for value in line[2])]
-    return [(name, [show(value) for value in line], name == ENSEMBLE) for name, show, line in told]
+    lines = [(name, show, [getattr(scores, key, None) for scores in shown]) for key, (name, show) in MEASURES.items()]
+    told = [line for line in lines if any(value is not None for value in line[2])]
+    return [(name, [show(value) for value in values], name == ENSEMBLE) for name, show, values in told]
 
 
 def best_epoch(epochs: Sequence[Epoch]) -> Epoch | None:
     """The first of those with the highest accuracy of the ensemble, if any has one."""
-    able = [(epoch.scores.accuracy_n, epoch) for epoch in epochs if epoch.scores.accuracy_n is not None]
+    able = [(epoch.accuracy_n, epoch) for epoch in epochs if epoch.accuracy_n is not None]
     return max(able, key=lambda pair: pair[0])[1] if able else None
 
 
@@ -273,6 +249,19 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+# The lines of the table of numbers, and how a number of each is written.
+ENSEMBLE = "accuracy, ensemble"
+MEASURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
+    "accuracy_1": ("accuracy, 1 sample", percent),
+    "accuracy_n": (ENSEMBLE, percent),
+    "accuracy_deterministic": ("accuracy, deterministic", percent),
+    "expected_loss": ("expected loss", loss),
+    "marginal_loss": ("marginal loss", loss),
+    "objective": ("training objective", loss),
+    "samples": ("samples", whole),
+}
+
+
 def _plot(chart: Chart) -> Plot:
     figure = Figure(figsize=SIZE, layout="constrained")
     draw(figure.subplots(), chart)
@@ -292,7 +281,7 @@ def _groups(shown: Sequence[Card]) -> list[tuple[str, list[Card]]]:
     return list(found.items())
 
 
-def _disagreement(run: Run) -> tuple[Plot, str] | None:
+def _disagreement(run: RunFiles) -> tuple[Plot, str] | None:
     if run.evaluation is None or run.evaluation.disagreement is None:
         return None
     found, samples = run.evaluation.disagreement, run.evaluation.samples

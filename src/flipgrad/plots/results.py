@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, TypeVar
 
 from flipgrad.errors import InputError
-from flipgrad.files import read_json
-from flipgrad.plots._fields import get, mapping, numbers
+from flipgrad.plots.loading import Count, NotNegative, Range, load
 from flipgrad.plots.style import ordered
 
+RERUN = "run the evaluation that writes it, or correct the path"
 REWRITE = "run the evaluation again to rewrite it"
 # A relative error below this is the rounding of float32: it is drawn as none.
 ROUNDING = 1e-6
+
+Cosine = Annotated[float, Range(-1, 1)]
 
 
 @dataclass(frozen=True)
@@ -28,35 +30,73 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A measured value with its confidence interval."""
+class Measurement:
+    """One estimator in the layer ``name``; errors are relative to the length of the gradient, curves go over ``samples``."""
 
-    value: float
-    low: float
-    high: float
+    name: str
+    samples: list[Count]
+    rmse: list[NotNegative]
+    cosine_mean: list[Cosine]
+    cosine_low: list[Cosine]
+    cosine_high: list[Cosine]
+    bias: NotNegative
+    bias_low: NotNegative
+    bias_high: NotNegative
+    std: NotNegative
+    std_low: NotNegative
+    std_high: NotNegative
+    # Told by the estimator, not by each of its layers.
+    unbiased: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.samples or any(after <= before for before, after in pairwise(self.samples)):
+            raise InputError(f"'samples' must be increasing and not empty, got {self.samples}")
+        for key in ("rmse", "cosine_mean", "cosine_low", "cosine_high"):
+            if (count := len(getattr(self, key))) != len(self.samples):
+                raise InputError(f"{key!r} must have {len(self.samples)} entries, one per entry of 'samples', got {count}")
+        for key, low, high in (("bias", self.bias_low, self.bias_high), ("std", self.std_low, self.std_high)):
+            if low > high:
+                raise InputError(f"'{key}_low' must not exceed '{key}_high', got {low} and {high}")
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """One estimator in one layer; errors are relative to the length of the gradient, curves go over ``samples``."""
+class Estimator:
+    """What the file says of one estimator."""
 
     unbiased: bool
-    samples: list[float]
-    rmse: list[float]
-    cosine_mean: list[float]
-    cosine_low: list[float]
-    cosine_high: list[float]
-    bias: Interval
-    std: Interval
+    layers: list[Measurement]
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """The relative error of a reference in the layer ``name``."""
+
+    name: str
+    error: NotNegative
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference that is itself estimated: from which draws, and its relative error in this layer."""
+    """What estimators were compared with: the exact gradient, or the mean of ``draws`` of an estimator and its ``error``."""
 
-    estimator: str
-    draws: int
-    error: float
+    kind: Literal["exact", "draws"]
+    estimator: str = ""
+    draws: Count = 1
+    layers: list[LayerError] = field(default_factory=list)
+    # Of the layer that is drawn.
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """A whole result file."""
+
+    estimators: dict[str, Estimator]
+    reference: Reference
+
+    def __post_init__(self) -> None:
+        if not self.estimators:
+            raise InputError("'estimators' must hold at least one, got none")
 
 
 @dataclass(frozen=True)
@@ -85,84 +125,33 @@ def read_all(panels: Sequence[Panel], estimators: Sequence[str] | None = None) -
 
 def layers(path: Path) -> list[str]:
     """The layers in a result file, as :class:`Panel` calls them: those of its first estimator."""
-    try:
-        first = next(iter(mapping(_record(path), "estimators", "the file").values()), None)
-        return [str(get(layer, "name", "a layer")) for layer in get(first, "layers", "the first estimator")]
-    except InputError as error:
-        raise InputError(f"{path}: {error}; {REWRITE}") from error
+    first = next(iter(_load(path).estimators.values()))
+    return [layer.name for layer in first.layers]
 
 
 def read(path: Path, layer: str) -> LayerResult:
     """Read one layer of a result file, or raise an `InputError` that names the file and what to do."""
-    record = _record(path)
-    try:
-        estimators = {
-            str(name): _measurement(entry, name, layer) for name, entry in mapping(record, "estimators", "the file").items()
-        }
-        if not estimators:
-            raise InputError("estimators: expected at least one, got none")
-        return LayerResult(estimators, _reference(mapping(record, "reference", "the file"), layer))
-    except _UnknownLayerError as error:
-        raise InputError(f"{path}: {error}") from error
-    except InputError as error:
-        raise InputError(f"{path}: {error}; {REWRITE}") from error
-
-
-def _record(path: Path) -> dict[str, Any]:
-    return read_json(path, missing="run the evaluation that writes it, or correct the path", broken=REWRITE)
-
-
-class _UnknownLayerError(InputError):
-    """The file is sound, the question is not."""
-
-
-def _measurement(entry: Any, name: str, layer: str) -> Measurement:
-    where = f"estimator {name!r}, {layer!r}"
-    if not isinstance(get(entry, "unbiased", where), bool):
-        raise InputError(f"{where}: 'unbiased' must be true or false, got {entry['unbiased']!r}")
-    values = _layer(get(entry, "layers", where), layer, f"estimator {name!r}")
-    samples = numbers(values, "samples", where, low=1)
-    if not samples or any(after <= before for before, after in pairwise(samples)):
-        raise InputError(f"{where}: 'samples' must be increasing and not empty, got {samples}")
-    curves = {
-        "rmse": numbers(values, "rmse", where, low=0),
-        **{key: numbers(values, key, where, low=-1, high=1) for key in ("cosine_mean", "cosine_low", "cosine_high")},
+    file = _load(path)
+    estimators = {
+        name: replace(_named(layer, estimator.layers, f"{path}: estimator {name!r}"), unbiased=estimator.unbiased)
+        for name, estimator in file.estimators.items()
     }
-    for key, curve in curves.items():
-        if len(curve) != len(samples):
-            raise InputError(f"{where}: {key!r} must have {len(samples)} entries, one per entry of 'samples', got {len(curve)}")
-    return Measurement(
-        entry["unbiased"], samples, bias=_interval(values, "bias", where), std=_interval(values, "std", where), **curves
-    )
+    reference = file.reference
+    if reference.kind == "exact":
+        return LayerResult(estimators, None)
+    error = _named(layer, reference.layers, f"{path}: the reference").error
+    return LayerResult(estimators, replace(reference, error=error))
 
 
-def _reference(entry: Mapping[str, Any], layer: str) -> Reference | None:
-    kind = get(entry, "kind", "reference")
-    if kind == "exact":
-        return None
-    if kind != "draws":
-        raise InputError(f"reference: 'kind' must be 'exact' or 'draws', got {kind!r}")
-    values = _layer(get(entry, "layers", "reference"), layer, "reference")
-    (draws,) = numbers({"draws": [get(entry, "draws", "reference")]}, "draws", "reference", low=1)
-    (error,) = numbers({"error": [get(values, "error", "reference")]}, "error", "reference", low=0)
-    return Reference(str(get(entry, "estimator", "reference")), int(draws), error)
+def _load(path: Path) -> ResultFile:
+    return load(path, ResultFile, missing=RERUN, broken=REWRITE)
 
 
-def _interval(values: Mapping[str, Any], key: str, where: str) -> Interval:
-    value, low, high = (
-        numbers({name: [get(values, name, where)]}, name, where, low=0)[0] for name in (key, f"{key}_low", f"{key}_high")
-    )
-    if low > high:
-        raise InputError(f"{where}: '{key}_low' must not exceed '{key}_high', got {low} and {high}")
-    return Interval(value, low, high)
+Layer = TypeVar("Layer", Measurement, LayerError)
 
 
-def _layer(layers: Any, layer: str, where: str) -> Mapping[str, Any]:
-    if not isinstance(layers, list) or not all(isinstance(item, dict) and "name" in item for item in layers):
-        raise InputError(f"{where}: 'layers' must be a list of objects with a 'name'")
-    for item in layers:
-        if item["name"] == layer:
-            return dict(item)
-    raise _UnknownLayerError(
-        f"{where} has no layer {layer!r}; choose one of {', '.join(repr(item['name']) for item in layers)}"
-    )
+def _named(name: str, layers: Sequence[Layer], where: str) -> Layer:
+    for layer in layers:
+        if layer.name == name:
+            return layer
+    raise InputError(f"{where} has no layer {name!r}; choose one of {', '.join(repr(layer.name) for layer in layers)}")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import colorsys
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
@@ -31,6 +34,10 @@ FONT, SMALL, TINY = 8.0, 6.6, 5.8
 # Lengths of dashes and gaps in line widths. A biased estimator is solid; an unbiased one is dashed, by family.
 SOLID: tuple[float, ...] = ()
 SCORE, ANTITHETIC, CONTROL, DOTTED = (5.0, 1.8), (2.4, 1.3), (5.5, 1.5, 1.3, 1.5), (1.0, 1.2)
+
+
+Source = TypeVar("Source")
+Options = ParamSpec("Options")
 
 
 @dataclass(frozen=True)
@@ -106,8 +113,7 @@ def style_of(name: str, *, unbiased: bool = False) -> Style:
         return STYLES[name]
     hue, lightness, marker = hashlib.sha256(name.encode()).digest()[:3]
     rgb = colorsys.hls_to_rgb(hue / 256, 0.30 + 0.10 * lightness / 255, 0.65)
-    colour = "#" + "".join(f"{round(255 * channel):02X}" for channel in rgb)
-    return Style(colour, _MARKERS[marker % len(_MARKERS)], CONTROL if unbiased else SOLID, OTHER, len(STYLES))
+    return Style(to_hex(rgb).upper(), _MARKERS[marker % len(_MARKERS)], CONTROL if unbiased else SOLID, OTHER, len(STYLES))
 
 
 def ordered(names: Iterable[str]) -> list[str]:
@@ -129,7 +135,7 @@ def defaults(scale: float = 1.0) -> Iterator[None]:
 
 
 def tidy(axes: Axes) -> None:
-    """A thin grid behind the data, no box, ticks that do not shout."""
+    """A thin grid behind the data, no box, small ticks."""
     axes.set_axisbelow(True)
     axes.grid(color=GRID, linewidth=0.4)
     axes.spines[["top", "right"]].set_visible(False)
@@ -145,6 +151,11 @@ def log_ticks(axes: Axes, which: str) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
     axis.set_minor_locator(LogLocator(subs=tuple(range(2, 10)), numticks=99))
     axis.set_minor_formatter(NullFormatter())
+
+
+def percent_ticks(axis: Axis) -> None:
+    """Label the ticks of shares as percents."""
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))
 
 
 def plain(value: float) -> str:
@@ -165,19 +176,30 @@ def text_width(text: str, size: float, weight: str = "normal") -> float:
     return float(TextPath((0, 0), text, prop=FontProperties(size=size, weight=weight)).get_extents().width) if text else 0.0
 
 
+@defaults()
 def save(figure: Figure, output: Path) -> list[Path]:
     """Write ``output`` as PNG (200 dpi) and as PDF, each at once or not at all, and the same bytes each time."""
     stem = output.with_suffix("") if output.suffix in (".png", ".pdf") else output
     stem.parent.mkdir(parents=True, exist_ok=True)
-    return [
-        _write(figure, stem.with_name(stem.name + ".png"), {"Software": None}),
-        _write(figure, stem.with_name(stem.name + ".pdf"), {"CreationDate": None}),
-    ]
+    paths = [stem.with_name(stem.name + suffix) for suffix in (".png", ".pdf")]
+    for path in paths:
+        write(figure, path)
+    return paths
 
 
-def _write(figure: Figure, path: Path, metadata: dict[str, None]) -> Path:
+def write(figure: Figure, path: Path, *, dpi: int = 200) -> None:
+    """Write a figure in the format that the name of the file says."""
     content = BytesIO()
-    with defaults():
-        figure.savefig(content, format=path.suffix[1:], dpi=200, metadata=metadata)
+    metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None}}[path.suffix]
+    figure.savefig(content, format=path.suffix[1:], dpi=dpi, metadata=metadata)
     files.write(path, content.getvalue())
-    return path
+
+
+def saved(draw: Callable[Concatenate[Source, Options], Figure]) -> Callable[Concatenate[Source, Path, Options], list[Path]]:
+    """The function that draws a figure of a source and saves it as ``output``.png and .pdf."""
+
+    def draw_and_save(source: Source, output: Path, /, *args: Options.args, **options: Options.kwargs) -> list[Path]:
+        return save(draw(source, *args, **options), output)
+
+    draw_and_save.__doc__ = f"{draw.__doc__} Saved as ``output``.png and .pdf."
+    return draw_and_save

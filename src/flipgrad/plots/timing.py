@@ -2,78 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from flipgrad.errors import InputError
-from flipgrad.files import read_json
-from flipgrad.plots._fields import get, is_finite, mapping
-from flipgrad.plots.style import GREY, SMALL, defaults, ordered, save, style_of, tidy
+from flipgrad.plots.layout import fit, grid, legend
+from flipgrad.plots.loading import Count, Positive, load
+from flipgrad.plots.style import GREY, defaults, ordered, saved, style_of
 
-REWRITE = "run the experiment again to rewrite it"
-PANELS = {
-    "forward": "forward, one batch",
-    "backward": "backward, one batch",
-    "step": "forward and backward",
-    "train_epoch": "training epoch, measured",
+
+@dataclass(frozen=True)
+class Seconds:
+    """The times of one method on one machine."""
+
+    forward: Positive
+    backward: Positive
+    train_epoch: Positive
+
+
+@dataclass(frozen=True)
+class Method:
+    """The times of one method."""
+
+    paper: Seconds
+    ours: Seconds
+
+
+@dataclass(frozen=True)
+class TimingFile:
+    """The result file; ratios are to the times of the method ``reference``."""
+
+    methods: dict[str, Method]
+    reference: str
+    threads: Count
+
+    def __post_init__(self) -> None:
+        if self.reference not in self.methods:
+            raise InputError(f"'methods' must hold the reference {self.reference!r}")
+
+
+PANELS: dict[str, Callable[[Seconds], float]] = {
+    "forward, one batch": lambda seconds: seconds.forward,
+    "backward, one batch": lambda seconds: seconds.backward,
+    "forward and backward": lambda seconds: seconds.forward + seconds.backward,
+    "training epoch, measured": lambda seconds: seconds.train_epoch,
 }
 
 
-def timing(result: Path, output: Path) -> list[Path]:
-    """Draw the ratios, as ``output``.png and .pdf."""
-    return save(timing_figure(result), output)
-
-
+@defaults()
 def timing_figure(result: Path) -> Figure:
-    """The figure of `timing`: open circles are the paper's ratios, filled ones ours."""
-    record = read_json(result, missing="run the experiment that writes it", broken=REWRITE)
-    methods, where = mapping(record, "methods", str(result)), str(result)
-    reference = str(get(record, "reference", where))
-    names = [name for name in ordered(methods) if name != reference]
-    with defaults():
-        left, across, gap, up, below, above = 0.78, 1.46, 0.14, 0.2 * len(names) + 0.15, 0.44, 0.5
-        width, height = left + len(PANELS) * (across + gap), below + up + above
-        figure = Figure(figsize=(width, height))
-        for index, (key, title) in enumerate(PANELS.items()):
-            place = ((left + index * (across + gap)) / width, below / height, across / width, up / height)
-            axes = figure.add_axes(place)
-            axes.set_ylim(len(names) - 0.5, -0.5)
-            axes.axvline(1, color=GREY, linewidth=0.8)
-            values = []
-            for row, name in enumerate(names):
-                style = style_of(name)
-                theirs, ours = (
-                    _seconds(methods, name, whose, key, where) / _seconds(methods, reference, whose, key, where)
-                    for whose in ("paper", "ours")
-                )
-                axes.plot([theirs, ours], [row, row], color=style.colour, linewidth=0.8, alpha=0.6)
-                axes.plot([theirs], [row], "o", markersize=4.5, color=style.colour, markerfacecolor="white", label="_")
-                axes.plot([ours], [row], "o", markersize=4.5, color=style.colour, label=name)
-                values += [theirs, ours]
-            axes.set_xlim(0, 1.1 * max(values))
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
-            axes.set_yticks(range(len(names)), labels=names if index == 0 else [""] * len(names))
-            axes.set_title(title, pad=4)
-            axes.set_xlabel(f"ratio to {reference}", labelpad=2)
-            tidy(axes)
-            axes.tick_params(axis="y", length=0)
-        keys = [
-            Line2D([], [], marker="o", linestyle="", markersize=4.5, color=GREY, markerfacecolor=face)
-            for face in ("white", GREY)
-        ]
-        threads = get(record, "threads", where)
-        labels = ["the paper, on a GPU", f"here, on {threads} thread{'s' * (threads != 1)} of a processor"]
-        figure.legend(keys, labels, loc="upper right", ncols=2, frameon=False, fontsize=SMALL, borderpad=0, handletextpad=0.2)
-        return figure
+    """Ratios of running times: open circles are the paper's, filled ones ours."""
+    file = load(result, TimingFile)
+    names = [name for name in ordered(file.methods) if name != file.reference]
+    figure, every = grid(1, len(PANELS), sharey=True)
+    for axes, (title, seconds) in zip(every, PANELS.items(), strict=True):
+        _draw(axes, file, names, seconds)
+        axes.set_title(title, pad=4)
+        axes.set_xlabel(f"ratio to {file.reference}", labelpad=2)
+        axes.tick_params(axis="y", length=0)
+    every[0].set_ylim(len(names) - 0.5, -0.5)
+    every[0].set_yticks(range(len(names)), labels=names)
+    here = f"here, on {file.threads} thread{'s' * (file.threads != 1)} of a processor"
+    look: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": 4.5, "color": GREY}
+    keys = [
+        Line2D([], [], markerfacecolor=face, label=label, **look)
+        for label, face in {"the paper, on a GPU": "white", here: GREY}.items()
+    ]
+    legend(figure, keys, loc="outside upper right", handletextpad=0.2)
+    fit(figure, height=0.2 * len(names) + 0.15)
+    return figure
 
 
-def _seconds(methods: object, name: str, whose: str, key: str, where: str) -> float:
-    entry = mapping(mapping(methods, name, where), whose, where)
-    keys = ("forward", "backward") if key == "step" else (key,)
-    values = [get(entry, one, where) for one in keys]
-    if not all(is_finite(value) and value > 0 for value in values):
-        raise InputError(f"{where}: {name!r} has no positive {key!r}; {REWRITE}")
-    return float(sum(values))
+timing = saved(timing_figure)
+
+
+def _draw(axes: Axes, file: TimingFile, names: list[str], seconds: Callable[[Seconds], float]) -> None:
+    reference = file.methods[file.reference]
+    axes.axvline(1, color=GREY, linewidth=0.8)
+    for row, name in enumerate(names):
+        colour, method = style_of(name).colour, file.methods[name]
+        theirs, ours = seconds(method.paper) / seconds(reference.paper), seconds(method.ours) / seconds(reference.ours)
+        axes.plot([theirs, ours], [row, row], color=colour, linewidth=0.8, alpha=0.6)
+        axes.plot([theirs], [row], "o", markersize=4.5, color=colour, markerfacecolor="white", label="_")
+        axes.plot([ours], [row], "o", markersize=4.5, color=colour, label=name)
+    axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
