@@ -19,9 +19,13 @@ from flipgrad import cli, files
 from flipgrad.errors import InputError, StorageError
 from flipgrad.plots.runs import read_run
 from flipgrad.training import Checkpoint, RunFolder, load_data, read_config, read_trials, read_weights
+from pictures import render_nothing
 
 QUICK = ("--data", "toy", "--estimator", "st", "--eval-samples", "2", "--epochs", "2")
 SEARCH = ("--lr", "auto", "--search-trials", "2", "--search-epochs", "1")
+
+# In one process: they share a run.
+pytestmark = pytest.mark.xdist_group("advice")
 
 
 def flipgrad(capsys, *arguments):
@@ -51,6 +55,13 @@ def command_in(text):
     """The words of the first command of flipgrad that a text names."""
     (command,) = re.findall(r"flipgrad ((?:train|evaluate) .*?)(?: writes|$|;)", text.strip())
     return shlex.split(command)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_pictures():
+    with pytest.MonkeyPatch.context() as patch:
+        render_nothing(patch)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -257,7 +257,7 @@ def test_averages_approach_the_predictive(way):
     """Fails by chance less than once in 10^5 seeds: 2 ways x 6 probabilities, 5 standard errors each."""
     net = fully_connected(2, 3, 3, 3, noise=reference.NOISES["mixed"], scale=1.5)
     x, _ = batch((2, 2))
-    samples, generator = 2000, seeded()
+    samples, generator = 1000, seeded()
     with torch.no_grad():
         expected = exact.predictive(net, x)
         second = reference.expectation(chain(net), x, lambda outputs, _: outputs.softmax(-1).square())

@@ -96,6 +96,8 @@ def test_scaling_is_drawn_from_its_result(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "AXES", {"width": ([2, 4], 2.0), "batch": ([1, 2], 1.0)})
     monkeypatch.setattr(scaling, "REPEATS", 1)
     monkeypatch.setattr(scaling, "SIZE", 4)
+    # Width, depth and batch where they are not varied.
+    monkeypatch.setattr(scaling._step_seconds, "__defaults__", (3, 2, 2))
     result = scaling.scaling()
     assert result["axes"].keys() == {"width", "batch", "cores"}
     assert len(result["axes"]["width"]["seconds"]["PSA exact"]) == 2

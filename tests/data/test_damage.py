@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ def read(kind, changed):
         return FORMATS[kind].read(store(Path(folder), FORMATS[kind].files | changed))
 
 
+@cache
+def original(kind):
+    """The data set of the whole files."""
+    return read(kind, {})
+
+
 def read_or_refused(kind, changed):
     """The same, or None where the files are refused in one line."""
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +65,7 @@ def test_a_file_that_was_cut_off_is_refused(kind, which, end):
     name = list(files)[int(which * len(files))]
     data = read_or_refused(kind, {name: files[name][: int(end * len(files[name]))]})
     # The last bytes of a PNG file only say that it ends.
-    assert data is None or (kind == "png" and same(data, read(kind, {})))
+    assert data is None or (kind == "png" and same(data, original(kind)))
 
 
 @every_format
@@ -71,7 +78,6 @@ def test_a_changed_byte_ends_in_an_error_or_in_data_of_the_right_kind(kind, whic
     name = list(files)[int(which * len(files))]
     content = bytearray(files[name])
     content[int(where * len(content))] ^= by
-    original = read(kind, {})
     data = read_or_refused(kind, {name: bytes(content)})
-    assert data is None or well_formed(data, original)
-    assert data is None or not FORMATS[kind].checked or same(data, original)
+    assert data is None or well_formed(data, original(kind))
+    assert data is None or not FORMATS[kind].checked or same(data, original(kind))

@@ -6,13 +6,13 @@ import pytest
 import torch
 from unbiasedness import (
     ERRORS,
-    NETS,
     Broken,
     assert_caught,
     assert_less_variance,
     assert_unbiased,
     random_conv_net,
     random_net,
+    with_baselines,
 )
 
 import flipgrad as fg
@@ -29,11 +29,10 @@ BASELINES = {
     "constant": perfect,
     "running": lambda net, x, y: fg.RunningBaseline(1).double(),
 }
-each_baseline = pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASELINES.keys())
+nets_and_baselines, each_baseline = with_baselines(BASELINES, varied="running")
 
 
-@each_baseline
-@NETS
+@nets_and_baselines
 def test_unbiased(widths, noise, baseline):
     problem = random_net(widths, noise)
     assert_unbiased(*problem, fg.MuProp(baseline(*problem)), draws=7000 if len(widths) == 3 else 3000)
@@ -46,8 +45,8 @@ def test_unbiased_with_convolutions(baseline):
 
 
 @ERRORS
-def test_a_broken_variant_is_caught(error):
-    assert_caught(*random_net((3, 4), fg.Logistic()), Broken(fg.MuProp(), error), draws=4000)
+def test_a_broken_variant_is_caught(error, share):
+    assert_caught(*random_net((3, 4), fg.Logistic()), Broken(fg.MuProp(), error), draws=4000 * share)
 
 
 @pytest.mark.parametrize("noise", ["logistic", "normal", "mixed"])

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from unbiasedness import (
     ERRORS,
-    NETS,
     Broken,
     assert_caught,
     assert_less_variance,
     assert_unbiased,
     random_conv_net,
     random_net,
+    with_baselines,
 )
 
 import flipgrad as fg
@@ -39,11 +39,10 @@ BASELINES = {
 }
 # Without a good guess of the loss it takes more draws to see an error.
 GOOD = (BASELINES["constant"], BASELINES["running"])
-each_baseline = pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASELINES.keys())
+nets_and_baselines, each_baseline = with_baselines(BASELINES, varied="running")
 
 
-@each_baseline
-@NETS
+@nets_and_baselines
 def test_unbiased(widths, noise, baseline):
     problem = random_net(widths, noise)
     draws = {(4,): (5000, 9000), (3, 4): (3000, 3000), (3, 3, 3): (8000, 25_000)}[widths][baseline not in GOOD]
@@ -58,9 +57,9 @@ def test_unbiased_with_convolutions(baseline):
 
 @ERRORS
 @pytest.mark.parametrize("baseline", [BASELINES["none"], BASELINES["running"]], ids=["none", "running"])
-def test_a_broken_variant_is_caught(baseline, error):
+def test_a_broken_variant_is_caught(baseline, error, share):
     problem = random_net((3, 4), fg.Logistic())
-    assert_caught(*problem, Broken(fg.REINFORCE(baseline(*problem)), error), draws=7000)
+    assert_caught(*problem, Broken(fg.REINFORCE(baseline(*problem)), error), draws=7000 * share)
 
 
 @pytest.mark.parametrize("noise", ["logistic", "normal", "mixed"])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from torch import nn
-from unbiasedness import ERRORS, NETS, Broken, assert_caught, assert_unbiased, random_conv_net, random_net
+from unbiasedness import ERRORS, ONE, THREE, TWO, Broken, assert_caught, assert_unbiased, random_conv_net, random_net
 
 import flipgrad as fg
 
@@ -14,7 +14,8 @@ def surrogates(*widths):
     return [nn.Sequential(nn.Linear(n, 8), nn.Tanh(), nn.Linear(8, 1)).double() for n in widths]
 
 
-@NETS
+# Three layers are no other code than those of REBAR in test_unbiased.py.
+@pytest.mark.parametrize(("widths", "noise"), [ONE, TWO, pytest.param(*THREE, marks=pytest.mark.slow)], ids=str)
 def test_unbiased(widths, noise):
     assert_unbiased(*random_net(widths, noise), fg.RELAX(surrogates(*widths)).requires_grad_(False), draws=DRAWS)
 
@@ -24,9 +25,9 @@ def test_unbiased_with_convolutions():
 
 
 @ERRORS
-def test_a_broken_variant_is_caught(error):
+def test_a_broken_variant_is_caught(error, share):
     broken = Broken(fg.RELAX(surrogates(3, 4)).requires_grad_(False), error)
-    assert_caught(*random_net((3, 4), fg.Logistic()), broken, draws=2000)
+    assert_caught(*random_net((3, 4), fg.Logistic()), broken, draws=2000 * share)
 
 
 def estimate(estimator, net, x, objective):

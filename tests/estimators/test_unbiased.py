@@ -39,6 +39,8 @@ def test_on_fully_connected_nets(kind, widths, noise):
     assert_unbiased(*random_net(widths, noise), estimator(kind), SAMPLED[kind])
 
 
+# Both noises are above, and with laplace and uniform noise estimators are tested in files of their own.
+@pytest.mark.slow
 @each
 def test_with_another_noise(kind):
     assert_unbiased(*random_net((3, 3, 3), fg.Logistic()), estimator(kind), SAMPLED[kind])
@@ -51,5 +53,5 @@ def test_on_a_convolutional_net(kind):
 
 @each
 @ERRORS
-def test_a_broken_variant_is_caught(kind, error):
-    assert_caught(*random_net((3, 4), fg.Logistic()), Broken(estimator(kind), error), SAMPLED[kind])
+def test_a_broken_variant_is_caught(kind, error, share):
+    assert_caught(*random_net((3, 4), fg.Logistic()), Broken(estimator(kind), error), share * SAMPLED[kind])

@@ -1,3 +1,4 @@
+import importlib
 import re
 from html.parser import HTMLParser
 
@@ -145,6 +146,13 @@ def test_what_is_missing_is_left_out(tmp_path):
     assert [link["href"] for link in shown.tags("a")] == ["#configuration"]
 
 
+@pytest.fixture
+def _no_charts(monkeypatch):
+    """For words alone: charts take most of a page's time."""
+    monkeypatch.setattr(importlib.import_module("flipgrad.plots.report"), "charts", lambda epochs: [])
+
+
+@pytest.mark.usefixtures("_no_charts")
 @pytest.mark.parametrize(
     ("files", "start"),
     [
@@ -160,6 +168,7 @@ def test_the_headline_takes_the_best_source_there_is(tmp_path, files, start):
     assert start in page(tmp_path).text
 
 
+@pytest.mark.usefixtures("_no_charts")
 def test_a_part_other_than_test_counts_where_there_is_no_test(tmp_path):
     found = evaluation()
     del found["splits"]["test"]

@@ -1,4 +1,4 @@
-"""Cells on a Dask cluster of two workers, one of which is killed half-way."""
+"""Cells on a Dask cluster: of one worker in this process, and slowly of two in their own, one of which is killed half-way."""
 
 from __future__ import annotations
 
@@ -30,8 +30,19 @@ def start(*arguments: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+@pytest.fixture(scope="module", params=["thread", pytest.param("processes", marks=pytest.mark.slow)])
+def cluster(request):
+    """The address of a scheduler, and its workers by their processes."""
+    if request.param == "processes":
+        yield request.getfixturevalue("processes")
+        return
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "protocol": "tcp://", "dashboard_address": None}
+    with distributed.LocalCluster(host="127.0.0.1", **options) as here:
+        yield here.scheduler_address, {os.getpid(): None}
+
+
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def processes(tmp_path_factory):
     """A scheduler and two workers in processes of their own; without nannies, so that nobody replaces a dead one."""
     folder = tmp_path_factory.mktemp("cluster")
     file = folder / "scheduler.json"
@@ -81,24 +92,25 @@ def test_failures_are_named(tmp_path, cluster):
 
 
 def test_an_interruption_stops_the_cells_on_the_cluster(tmp_path, cluster):
-    address, _ = cluster
+    address, workers = cluster
     cells = [counting(k, steps=1000, seconds=0.02) for k in range(3)]
 
     def tell(name: str, new: int) -> None:
-        if sum((tmp_path / cell.name / "kept.txt").exists() for cell in cells) == 2:
+        if sum((tmp_path / cell.name / "kept.txt").exists() for cell in cells) == len(workers):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         DaskRunner(address).run(cells, tmp_path, tell)
-    assert sum((tmp_path / cell.name / "spent.json").exists() for cell in cells) == 2
+    assert sum((tmp_path / cell.name / "spent.json").exists() for cell in cells) == len(workers)
     short = [Cell(cell.name, count, {**cell.settings, "steps": 5}) for cell in cells]
     DaskRunner(address).run(short, tmp_path, lambda name, new: None)
-    assert sorted(cell.read(tmp_path)["result"]["from"] > 0 for cell in short) == [False, True, True]
+    assert sum(cell.read(tmp_path)["result"]["from"] > 0 for cell in short) == len(workers)
 
 
 # The last one: afterwards the cluster has one worker.
-def test_the_cells_of_a_killed_worker_are_run_again_and_counted_once(tmp_path, cluster):
-    address, workers = cluster
+@pytest.mark.slow
+def test_the_cells_of_a_killed_worker_are_run_again_and_counted_once(tmp_path, processes):
+    address, workers = processes
     cells = [counting(k, steps=40, seconds=0.02) for k in range(4)]
     killed: list[int] = []
     told: dict[str, int] = {}
