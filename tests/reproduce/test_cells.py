@@ -192,7 +192,7 @@ def alive(process: int) -> bool:
     return state.rpartition(")")[2].split()[0] != "Z"
 
 
-def wait_for(condition, seconds: float = 60.0) -> None:
+def wait_for(condition, seconds: float = 300.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it did not happen"
