@@ -186,7 +186,6 @@ class Affine(AffineMap):
         grad_x = None if x is None or flips else self.transposed(grad, x)
         if inputs is None:
             return grad_x, None, None
-        # Under autocast these have half the digits.
         rows, seen = (self._rows(t).to(self.weight.dtype) for t in (grad, self._seen(inputs)))
         grad_weight = ordinary.weight_gradient(rows, self.weight, seen, self.geometry)
         grad_bias = None if self.bias is None else rows.sum([dim for dim in range(rows.dim()) if dim != 1])
@@ -194,13 +193,14 @@ class Affine(AffineMap):
 
     def transposed(self, values: Tensor, x: Tensor) -> Tensor:
         """The ordinary gradient in an input like ``x`` for the gradient ``values`` in its pre-activations."""
-        values = values.to(self.weight.dtype)
+        # Under autocast these have half the digits.
+        values, wide = values.to(self.weight.dtype), x.detach().to(self.weight.dtype)
         if self.padding is None and not self.views:
-            return ordinary.input_gradient(values, self.weight, x, self.geometry)
-        transform: Any = torch.func.vjp(self._seen, x.detach())
+            return ordinary.input_gradient(values, self.weight, wide, self.geometry).to(x.dtype)
+        transform: Any = torch.func.vjp(self._seen, wide)
         seen, pullback = transform
         result: Tensor = pullback(ordinary.input_gradient(values, self.weight, seen, self.geometry))[0]
-        return result
+        return result.to(x.dtype)
 
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         return self._over_flips(flips.flip_product, x, a, grad, noise, tolerance)

@@ -172,7 +172,8 @@ class _ManyDraws(Estimator):
 
     def __init__(self, rule: Estimator | None, samples: int) -> None:
         _check_samples(samples)
-        check_estimator(rule)
+        if rule is not None:
+            check_estimator(rule)
         self.rule, self.samples = rule, samples
 
     @final

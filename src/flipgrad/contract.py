@@ -123,6 +123,11 @@ class Network:
         """The binary layers in the order of evaluation."""
         return [layer for step in self.steps for layer in step.layers()]
 
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of all its modules, each once."""
+        modules = (*self.real, *self.binary_layers, *self.tail, self.head)
+        return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
+
     def default_estimator(self) -> Estimator:
         """The estimator of who chooses none: the one given to :func:`flipgrad.use`, or the recommended one."""
         attached: Estimator | None = self.binary_layers[0].estimator
@@ -241,17 +246,16 @@ class LocalEstimator(Estimator):
         return evaluate(objective, net.outputs(states))
 
 
-def check_estimator(estimator: object) -> None:
-    """Refuse what is no estimator: a class or a name where an object is wanted, or an object of another kind."""
-    if estimator is None or isinstance(estimator, Estimator):
-        return
+def check_estimator(estimator: object, what: str = "estimator") -> None:
+    """Refuse, for ``what`` it was given, anything but an estimator: its class or name, or an object of another kind."""
     if isinstance(estimator, type | str):
         name = estimator.__name__ if isinstance(estimator, type) else estimator
-        raise InputError(f"estimator={name!r}: pass an object, e.g. estimator=fg.PSA()")
-    raise InputError(
-        f"estimator={type(estimator).__name__}: pass an estimator, e.g. fg.PSA(), or one of your own that inherits from "
-        "fg.LocalEstimator, fg.PathEstimator or fg.Estimator"
-    )
+        raise InputError(f"{what}={name!r}: pass an object, e.g. estimator=fg.PSA()")
+    if not isinstance(estimator, Estimator):
+        raise InputError(
+            f"{what} is {type(estimator).__name__}; give estimators, e.g. fg.PSA(), or objects of a class of your own that "
+            "inherits from fg.LocalEstimator, fg.PathEstimator or fg.Estimator"
+        )
 
 
 _recommended: list[Callable[[], Estimator]] = []

@@ -144,7 +144,8 @@ class BinaryLayer(nn.Module, ABC):
         noise: Tensor | None,
         binary: bool | None,
     ) -> Tensor:
-        check_estimator(estimator)
+        if estimator is not None:
+            check_estimator(estimator)
         rule = estimator or self.estimator or UNDEFINED
         relaxed = rule.relaxed_objective
         prior = None
@@ -370,7 +371,8 @@ def use(model: ModelT, estimator: LocalEstimator | None, *, generator: Generator
         raise InputError(
             f"fg.use: {type(model).__name__} has no binary layer; build it with fg.BinaryLinear or fg.BinaryConv2d"
         )
-    check_estimator(estimator)
+    if estimator is not None:
+        check_estimator(estimator)
     if estimator is not None and not isinstance(estimator, LocalEstimator):
         raise InputError(
             f"fg.use: {type(estimator).__name__} needs the whole network; pass it to fg.Sequential: "

@@ -92,7 +92,8 @@ class Sequential(nn.Module):
             Outputs [B, K], or losses [B]: their value is the sampled (or relaxed) loss, their gradient the estimator's.
         """
         _check_input(x)
-        check_estimator(estimator)
+        if estimator is not None:
+            check_estimator(estimator)
         net = self.network()
         draw = _source(net, generator, noise)
         if antithetic:

@@ -221,6 +221,8 @@ class BatchNormMap(AffineMap):
         if not h.numel():
             return torch.zeros_like(x)
         scale = self._scale(inverse)
+        # Under autocast states have half the digits.
+        x = x.to(self.inner.weight.dtype)
         ordinary = self.inner.transposed(grad_h - grad * self._over_channels(scale), x)
         # 2/N times the derivative in every channel's variance, the same for all examples.
         factor = -scale * inverse * grad_gamma * (len(inverse) / h.numel())

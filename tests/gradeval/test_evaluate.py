@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import flipgrad as fg
-from flipgrad.contract import Batch
+from flipgrad.contract import Batch, Network
 from flipgrad.data import toy
 from flipgrad.estimators import Estimator
 from flipgrad.estimators.names import by_name
@@ -34,7 +34,7 @@ class Synthetic(Estimator):
     def passes(self, depth: int) -> int:
         return 1
 
-    def losses(self, net: Sequential, batch: Batch) -> Tensor:
+    def losses(self, net: Network, batch: Batch) -> Tensor:
         losses = fg.exact.expected_loss(net, batch.x, batch.objective)
         for parameter in net.parameters():
             error = self.offset + self.spread * batch.draw(fg.Normal(), parameter.detach())
@@ -56,7 +56,7 @@ def test_known_bias_and_variance_are_recovered():
     fg.exact.expected_loss(net, x, objective).mean().backward()
     result = fg.gradeval.evaluate(net, x, objective, [Synthetic()], 4000)
     assert result.reference.kind == "exact"
-    for accuracy, layer in zip(result.estimators["Synthetic"].layers[:3], [net[0], net[1], net.head], strict=True):
+    for accuracy, layer in zip(result.estimators["Synthetic"].layers[:3], [*net.binary_layers, net.head], strict=True):
         gradient = torch.cat([p.grad.flatten() for p in layer.parameters()])
         size = math.sqrt(gradient.numel()) / gradient.norm().item()
         # Twice the 95 % intervals: about four standard errors.
@@ -161,8 +161,8 @@ class Broken(Estimator):
     def passes(self, depth: int) -> int:
         return 1
 
-    def losses(self, net: Sequential, batch: Batch) -> Tensor:
-        return fg.ST().losses(net, batch) + (net[1].weight * math.nan).sum()
+    def losses(self, net: Network, batch: Batch) -> Tensor:
+        return fg.ST().losses(net, batch) + (net.binary_layers[1].weight * math.nan).sum()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from random import Random
@@ -82,7 +83,8 @@ OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], {"": None}, [1, 2], 
 
 def hostile(random: Random) -> Any:
     """A value of any kind that JSON knows, and of some that it does not (NaN)."""
-    value = random.choice(random.choice([NUMBERS, NUMBERS, TEXTS, OTHERS]))
+    # A copy of its own: what is put into it must not be there next time, nor may it come to hold itself.
+    value = copy.deepcopy(random.choice(random.choice([NUMBERS, NUMBERS, TEXTS, OTHERS])))
     if value == "deep":
         for _ in range(random.choice([50, 400])):
             value = [value]
@@ -112,11 +114,13 @@ def hostile_json(value: Any, random: Random) -> Any:
 
 
 def _places(value: Any) -> Sequence[tuple[Any, Any]]:
-    """Every container within a value with every key of it."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
-    found = [(value, key) for key in keys]
-    for key in keys:
-        found.extend(_places(value[key]))
+    """Every container within a value with every key of it; it may be nested deeply."""
+    found, pending = [], [value]
+    while pending:
+        inside = pending.pop()
+        keys = list(inside) if isinstance(inside, dict) else range(len(inside)) if isinstance(inside, list) else []
+        found.extend((inside, key) for key in keys)
+        pending.extend(inside[key] for key in keys)
     return found
 
 

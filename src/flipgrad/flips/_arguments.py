@@ -80,10 +80,10 @@ def _check_dimensions(x: Tensor, weight: Tensor, geometry: Geometry | None) -> N
 def _check_geometry(geometry: Geometry, weight: Tensor) -> None:
     """Refuse the geometry of no convolution."""
     stride, padding, dilation, groups = geometry
-    if min(*stride, *dilation, groups) < 1 or min(padding) < 0 or weight.shape[0] % groups:
+    if min(*stride, *dilation, *weight.shape[2:], groups) < 1 or min(padding) < 0 or weight.shape[0] % groups:
         raise InputError(
-            f"{geometry} of a weight {tuple(weight.shape)}: stride, dilation and groups must be at least 1, the padding at "
-            "least 0, and the groups must divide the outputs"
+            f"{geometry} of a weight {tuple(weight.shape)}: kernel, stride, dilation and groups must be at least 1, the "
+            "padding at least 0, and the groups must divide the outputs"
         )
 
 

@@ -267,7 +267,5 @@ def _named(estimators: Sequence[Estimator] | Mapping[str, Estimator]) -> dict[st
             )
         named = dict(zip(names, estimators, strict=True))
     for name, estimator in named.items():
-        check_estimator(estimator)
-        if not isinstance(estimator, Estimator):
-            raise InputError(f"estimators: {name!r} is {type(estimator).__name__}; give estimators, e.g. fg.PSA()")
+        check_estimator(estimator, f"estimators: {name!r}")
     return named
