@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import flipgrad as fg
+from flipgrad.record import Record
 from reference import Graph, Node, assert_same, batch, gradients, noise_like, paper_psa, psa, randomized
 
 REFUSED = {
@@ -146,6 +147,53 @@ def test_moved_states_have_the_gradient_of_the_literal_algorithm(name):
     expected = gradients(psa(model.graph(), x, z, objective, head="linear").sum(), model)
     fg.use(model, paper_psa(), generator=torch.Generator().manual_seed(3))
     assert_same(gradients(objective(model(x)).sum(), model), expected)
+
+
+class Skip(nn.Module):
+    """A layer that sees the states of two layers, moved, of which one saw the other's."""
+
+    def __init__(self):
+        super().__init__()
+        self.l1, self.l2, self.l3 = fg.BinaryLinear(2, 4), fg.BinaryLinear(4, 3), fg.BinaryLinear(7, 3)
+        self.head = nn.Linear(3, 3)
+
+    def joined(self, first, second):
+        return torch.cat([first.flip(1), -second], 1)
+
+    def forward(self, x):
+        first = self.l1(x)
+        return self.head(self.l3(self.joined(first, self.l2(first))))
+
+    def graph(self):
+        nodes = [
+            Node(self.l1, lambda h: h[0], ()),
+            Node(self.l2, lambda h: h[1], (1,)),
+            Node(self.l3, lambda h: self.joined(h[1], h[2]), (1, 2)),
+        ]
+        return Graph(nodes, lambda h: self.head(h[3]), (3,))
+
+
+def test_states_behind_states_are_moved_alone():
+    model = randomized(Skip())
+    x, objective = batch((4, 2))
+    z = noise_like(model.graph(), x, seed=3)
+    expected = gradients(psa(model.graph(), x, z, objective, head="linear").sum(), model)
+    fg.use(model, paper_psa(), generator=torch.Generator().manual_seed(3))
+    assert_same(gradients(objective(model(x)).sum(), model), expected)
+
+
+def test_the_means_of_states_behind_states_are_found():
+    """Given the states, what a weight of the last layer is multiplied by is the mean of its own unit."""
+    model = randomized(Skip())
+    fg.use(model, fg.PSA(inputs="mean"), generator=torch.Generator().manual_seed(3))
+    x, _ = batch((4, 2))
+    found = []
+    model.l3.register_forward_pre_hook(lambda layer, inputs: found.append(Record.of(inputs[0]).prior().log_odds()))
+    model(x)
+    first = model.l1(x, generator=torch.Generator().manual_seed(3))
+    a1, a2 = (layer.affine()(t).detach() for layer, t in ((model.l1, x), (model.l2, first)))
+    odds = model.joined(model.l1.noise.log_odds(a1), model.l2.noise.log_odds(a2))
+    torch.testing.assert_close(found[0], odds, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("inputs", ["mean", "posterior", "rao-blackwell"])

@@ -225,7 +225,13 @@ class _Movement:
         with torch.enable_grad():
             entries = torch.zeros_like(record.x, requires_grad=True)
             edges = [GradientEdge(node, 0) for node in record.states]
-            return cls(entries, torch.autograd.grad(record.x, edges, entries, create_graph=True))
+            # States may be behind other states, whose estimator's derivative is no movement: the way back ends at each of them.
+            ends = [node.register_prehook(_nothing) for node in record.states]
+            try:
+                return cls(entries, torch.autograd.grad(record.x, edges, entries, create_graph=True))
+            finally:
+                for end in ends:
+                    end.remove()
 
     def moved(self, values: Sequence[Tensor]) -> Tensor:
         """Numbers of the units of every layer, where they are in ``x``; 0 where nothing came from a unit."""
@@ -250,6 +256,11 @@ class _Movement:
             total += place * self.moved([part // place % base for part in parts]).abs().long()
             place *= base
         return total
+
+
+def _nothing(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """In place of gradients: zeros that depend on nothing."""
+    return tuple(grad if grad is None else torch.zeros_like(grad) for grad in grads)
 
 
 def _ways(states: Sequence[Any], users: dict[Any, list[Any]]) -> Counter[Any]:

@@ -231,8 +231,10 @@ def is_whole(path: Path) -> bool:
         records = files.read_json_lines(path / RunFolder.METRICS, missing="", broken="")
     except InputError:
         return False
-    # Of epochs before the file was taken away there are none.
-    return not records or records[-1].get("epoch") == summary.get("epoch")
+    # A line without an end is what a kill leaves, and a finished run has none.
+    ended = (path / RunFolder.METRICS).read_bytes()[-1:] in (b"", b"\n")
+    # Of epochs before the file was taken away there are no lines.
+    return ended and (not records or records[-1].get("epoch") == summary.get("epoch"))
 
 
 def _locked(path: Path) -> FolderLock:
