@@ -25,7 +25,7 @@ constexpr int64_t kBlock = 256, kBlocks = 64;
 struct Work {
   const FeatureProblem& problem;
   const float *a, *grad;
-  float *even, *odd;
+  float *difference, *curvature;
   int64_t parts;
 };
 
@@ -35,13 +35,13 @@ void some_features(void* context, int64_t task, int64_t) {
   const int64_t image = task / work.parts, first = task % work.parts * kElements;
   const auto range = p.portable || !has_avx2() ? portable::feature_range : fastest::feature_range;
   range(p, first, std::min(first + kElements, p.block), work.a + image * p.block, work.grad + image * p.block,
-        work.even + image * p.evens * p.block, work.odd + image * p.odds * p.block);
+        work.difference + image * p.differences * p.block, work.curvature + image * p.curvatures * p.block);
 }
 
 struct LogWork {
   const LogFeatureProblem& problem;
   const float *a, *states;
-  float *odd, *even;
+  float *difference, *curvature;
   int64_t parts;
 };
 
@@ -51,7 +51,7 @@ void some_log_features(void* context, int64_t task, int64_t) {
   const int64_t image = task / work.parts, first = task % work.parts * kElements;
   const auto range = p.portable || !has_avx2() ? portable::log_feature_range : fastest::log_feature_range;
   range(p, first, std::min(first + kElements, p.block), work.a + image * p.block, work.states + image * p.block,
-        work.odd + image * p.odds * p.block, work.even + image * p.evens * p.block);
+        work.difference + image * p.differences * p.block, work.curvature + image * p.curvatures * p.block);
 }
 
 struct WeightWork {
@@ -85,28 +85,13 @@ void some_moments(void* context, int64_t task, int64_t) {
   }
 }
 
-struct CombineWork {
-  int64_t count;
-  const float *x, *odd;
-  float* even;
-};
-
-// Memory is what limits it: the instructions that every processor has are enough.
-void combine_some(void* context, int64_t task, int64_t) {
-  const CombineWork& work = *static_cast<CombineWork*>(context);
-  const float *x = work.x, *odd = work.odd;
-  float* even = work.even;
-  const int64_t last = std::min((task + 1) * kElements, work.count);
-  for (int64_t i = task * kElements; i < last; ++i) even[i] = x[i] * (x[i] * even[i] + odd[i]);
-}
-
 }  // namespace
 }  // namespace flipgrad
 
-int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* even, float* odd) {
+int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* difference, float* curvature) {
   using namespace flipgrad;
-  if (problem->evens > kMostFeatures || problem->odds > kMostFeatures) return 2;
-  Work work{*problem, a, grad, even, odd, (problem->block + kElements - 1) / kElements};
+  if (problem->differences > kMostFeatures || problem->curvatures > kMostFeatures) return 2;
+  Work work{*problem, a, grad, difference, curvature, (problem->block + kElements - 1) / kElements};
   try {
     run(problem->images * work.parts, problem->threads, some_features, &work);
     return 0;
@@ -115,10 +100,11 @@ int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const f
   }
 }
 
-int flipgrad_log_features_f32(const LogFeatureProblem* problem, const float* a, const float* states, float* odd, float* even) {
+int flipgrad_log_features_f32(const LogFeatureProblem* problem, const float* a, const float* states, float* difference,
+                              float* curvature) {
   using namespace flipgrad;
-  if (problem->odds > kMostFeatures || problem->evens > kMostFeatures) return 2;
-  LogWork work{*problem, a, states, odd, even, (problem->block + kElements - 1) / kElements};
+  if (problem->differences > kMostFeatures || problem->curvatures > kMostFeatures) return 2;
+  LogWork work{*problem, a, states, difference, curvature, (problem->block + kElements - 1) / kElements};
   try {
     run(problem->images * work.parts, problem->threads, some_log_features, &work);
     return 0;
@@ -153,17 +139,6 @@ int flipgrad_moments_f32(const MomentProblem* problem, const float* numbers, dou
       moments[1] += part[1];
       moments[2] += part[2];
     }
-    return 0;
-  } catch (const std::bad_alloc&) {
-    return 1;
-  }
-}
-
-int flipgrad_combine_f32(int64_t count, int64_t threads, const float* x, const float* odd, float* even) {
-  using namespace flipgrad;
-  CombineWork work{count, x, odd, even};
-  try {
-    run((count + kElements - 1) / kElements, threads, combine_some, &work);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;

@@ -34,27 +34,27 @@ struct SampleProblem {
   double t;
 };
 
-// The functions of the pre-activations in the separable flip product, for images of `block` elements each: those of `evens`
-// nodes s, given by cosh(s), are written one after the other for every image, and those of the odd part likewise.
+// The functions of the pre-activations in the separable flip product, for images of `block` elements each: those of `differences`
+// nodes s, given by cosh(s), are written one after the other for every image, and those of the curvature part likewise.
 struct FeatureProblem {
-  int64_t images, block, evens, odds;
+  int64_t images, block, differences, curvatures;
   const float* cosh_steps;
-  // Which of the even nodes the odd functions belong to.
-  const int64_t* odd_nodes;
+  // Which of the difference nodes the curvature functions belong to.
+  const int64_t* curvature_nodes;
   double scale;
   int64_t threads;
   int64_t portable;
 };
 
 // The functions of the pre-activations in the separable log ratio, like FeatureProblem: the values at the nodes of the part that
-// is odd in the weight, and of the even one, each set multiplied by a square matrix (row: node).
+// is odd in the weight, the differences, and of the curvatures, each set multiplied by a square matrix (row: node).
 struct LogFeatureProblem {
-  int64_t images, block, odds, evens;
-  // Of the odd part's nodes s: s / 2 and tanh(s / 2).
+  int64_t images, block, differences, curvatures;
+  // Of the difference part's nodes s: s / 2 and tanh(s / 2).
   const float *half_steps, *half_tanhs;
-  // Of the even part's: (cosh s - 1) / 2.
+  // Of the curvature part's: (cosh s - 1) / 2.
   const float* heights;
-  const float *odd_matrix, *even_matrix;
+  const float *difference_matrix, *curvature_matrix;
   double scale;
   int64_t threads;
   int64_t portable;
@@ -70,10 +70,10 @@ struct WeightProblem {
   int64_t portable;
 };
 
-// The separable flip product of a fully connected layer with weights [out, in]: `evens` functions of the weights as in
-// WeightProblem are multiplied by w, then `odds` of them by w^2.
+// The separable flip product of a fully connected layer with weights [out, in]: `differences` functions of the weights as in
+// WeightProblem are multiplied by w, then `curvatures` of them by w^2.
 struct ProductProblem {
-  int64_t batch, in, out, evens, odds, terms;
+  int64_t batch, in, out, differences, curvatures, terms;
   const float* coefficients;
   double limit;
   int64_t threads;
@@ -98,16 +98,15 @@ int flipgrad_ratio_f32(const FlipProblem* problem, const float* x, const float* 
 int flipgrad_ratio_f64(const FlipProblem* problem, const double* x, const double* a, const double* y, const double* weight,
                        double* log_ratio);
 
-int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* even, float* odd);
-int flipgrad_log_features_f32(const LogFeatureProblem* problem, const float* a, const float* states, float* odd, float* even);
-// The two parts together: even becomes x (x even + odd), for `count` units.
-int flipgrad_combine_f32(int64_t count, int64_t threads, const float* x, const float* odd, float* even);
+int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* difference, float* curvature);
+int flipgrad_log_features_f32(const LogFeatureProblem* problem, const float* a, const float* states, float* difference,
+                              float* curvature);
 // The largest square, the sum of squares and the sum of fourth powers.
 int flipgrad_moments_f32(const MomentProblem* problem, const float* numbers, double* moments);
 int flipgrad_weights_f32(const WeightProblem* problem, const float* weight, float* out);
-// u [batch, in] = x (x even v + odd q), v and q the functions of the weights, even [batch, evens out] and odd [batch, odds out]
-// those of the pre-activations; all without gaps.
-int flipgrad_product_f32(const ProductProblem* problem, const float* even, const float* odd, const float* weight, const float* x,
+// u [batch, in] = x (x difference v + curvature q), v and q the functions of the weights, difference [batch, differences out] and
+// curvature [batch, curvatures out] those of the pre-activations; all without gaps.
+int flipgrad_product_f32(const ProductProblem* problem, const float* difference, const float* curvature, const float* weight, const float* x,
                          float* u);
 
 // States +1 where a uniform number is below F(a / scale), F the sigmoid, else -1.

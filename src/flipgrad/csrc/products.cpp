@@ -32,7 +32,7 @@ constexpr int64_t kBlocksPerThread = 4;
 
 struct Product {
   const ProductProblem& problem;
-  const float *even, *odd, *weight, *x;
+  const float *difference, *curvature, *weight, *x;
   float* u;
   int64_t rows, columns, column_blocks;
   // [function, depth / kDepth, batch, kDepth]
@@ -56,9 +56,9 @@ void some_features(void* context, int64_t row, int64_t) {
   const Product& product = *static_cast<Product*>(context);
   const ProductProblem& p = product.problem;
   float* to = product.features + row * kDepth;
-  for (int64_t function = 0; function < p.evens + p.odds; ++function) {
-    const float* from = function < p.evens ? product.even + (row * p.evens + function) * p.out
-                                           : product.odd + (row * p.odds + function - p.evens) * p.out;
+  for (int64_t function = 0; function < p.differences + p.curvatures; ++function) {
+    const float* from = function < p.differences ? product.difference + (row * p.differences + function) * p.out
+                                           : product.curvature + (row * p.curvatures + function - p.differences) * p.out;
     for (int64_t first = 0; first < p.out; first += kDepth, to += p.batch * kDepth) {
       std::copy(from + first, from + std::min(first + kDepth, p.out), to);
     }
@@ -75,16 +75,16 @@ void some_products(void* context, int64_t task, int64_t thread) {
   compute(product, block, product.panels + thread * kDepth * product.columns);
 }
 
-void multiply(const ProductProblem& p, const float* even, const float* odd, const float* weight, const float* x, float* u) {
+void multiply(const ProductProblem& p, const float* difference, const float* curvature, const float* weight, const float* x, float* u) {
   int64_t rows = std::max<int64_t>(p.batch, 1), columns = kMostColumns;
   const auto tasks = [&] { return ceil_div(p.batch, rows) * ceil_div(p.in, columns); };
   const auto too_few = [&] { return tasks() < kBlocksPerThread * p.threads; };
   while (p.threads > 1 && columns > kLeastColumns && too_few()) columns /= 2;
   while (p.threads > 1 && rows > kLeastRows && too_few()) rows = ceil_div(rows, 2 * kTileRows) * kTileRows;
   Buffer<float> features, panels;
-  features.allocate((p.evens + p.odds) * ceil_div(p.out, kDepth) * p.batch * kDepth);
+  features.allocate((p.differences + p.curvatures) * ceil_div(p.out, kDepth) * p.batch * kDepth);
   panels.allocate(thread_limit(p.threads, tasks()) * kDepth * columns);
-  Product product{p, even, odd, weight, x, u, rows, columns, ceil_div(p.in, columns), features.data(), panels.data()};
+  Product product{p, difference, curvature, weight, x, u, rows, columns, ceil_div(p.in, columns), features.data(), panels.data()};
   run(p.batch, p.threads, some_features, &product);
   run(tasks(), p.threads, some_products, &product);
 }
@@ -92,10 +92,10 @@ void multiply(const ProductProblem& p, const float* even, const float* odd, cons
 }  // namespace
 }  // namespace flipgrad
 
-int flipgrad_product_f32(const ProductProblem* problem, const float* even, const float* odd, const float* weight, const float* x,
+int flipgrad_product_f32(const ProductProblem* problem, const float* difference, const float* curvature, const float* weight, const float* x,
                          float* u) {
   try {
-    flipgrad::multiply(*problem, even, odd, weight, x, u);
+    flipgrad::multiply(*problem, difference, curvature, weight, x, u);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;

@@ -65,10 +65,77 @@ def ratio_terms(a, y, scale, table, weights, down):
 
 
 @triton.jit
+def places_of(
+    program,
+    inputs,
+    height,
+    width,
+    GROUPS: tl.constexpr,
+    STRIDE_H: tl.constexpr,
+    STRIDE_W: tl.constexpr,
+    PLACES: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Of a program: its channels and their group, the phase of its places, and their examples, rows and columns.
+
+    The phase of a place are its coordinates modulo the stride; rows and columns are counted in steps of the stride.
+    """
+    rows = tl.cdiv(height, STRIDE_H)
+    columns = tl.cdiv(width, STRIDE_W)
+    tiles = tl.cdiv(inputs, INPUTS)
+    channel = (program % tiles) * INPUTS + tl.arange(0, INPUTS)
+    group = program // tiles % GROUPS
+    phase = program // (tiles * GROUPS) % (STRIDE_H * STRIDE_W)
+    place = program // (tiles * GROUPS * STRIDE_H * STRIDE_W) * PLACES + tl.arange(0, PLACES)
+    example = place // (rows * columns)
+    return channel, group, phase // STRIDE_W, phase % STRIDE_W, example, place // columns % rows, place % columns
+
+
+@triton.jit
+def add_terms(
+    total,
+    a,
+    given,
+    scale,
+    tables,
+    table_size,
+    place,
+    out_places,
+    seen,
+    channel,
+    inputs,
+    outputs,
+    down,
+    OUTPUTS: tl.constexpr,
+    RATIO: tl.constexpr,
+):
+    """``total`` and the terms of all outputs of one position of the kernel, OUTPUTS at a time.
+
+    ``a`` and ``given`` point to the first output of the group and ``tables`` to the position's part; ``place`` is where the
+    outputs are that are ``seen``, and ``out_places`` the distance between channels.
+    """
+    inside = channel < inputs
+    for first in range(0, outputs, OUTPUTS):
+        output = first + tl.arange(0, OUTPUTS)
+        valid = seen[:, None] & (output < outputs)[None, :]
+        at = place[:, None] + output[None, :] * out_places
+        a_here = tl.load(a + at, valid, 0.0)
+        given_here = tl.load(given + at, valid, 0.0)
+        weights = (output < outputs)[:, None] & inside[None, :]
+        table = tables + output[:, None] * inputs + channel[None, :]
+        if RATIO:
+            term = ratio_terms(a_here, given_here, scale, table, weights, down)
+        else:
+            term = flip_terms(a_here, given_here, scale, table, table_size, weights, down)
+        total += tl.sum(term, axis=1)
+    return total
+
+
+@triton.jit
 def flip_kernel(
     x,
     a,
-    grad,
+    given,
     u,
     tables,
     scales,
@@ -79,23 +146,6 @@ def flip_kernel(
     width,
     out_height,
     out_width,
-    x_n,
-    x_c,
-    x_h,
-    x_w,
-    a_n,
-    a_c,
-    a_h,
-    a_w,
-    grad_n,
-    grad_c,
-    grad_h,
-    grad_w,
-    u_n,
-    u_c,
-    u_h,
-    u_w,
-    table_size,
     GROUPS: tl.constexpr,
     KERNEL_H: tl.constexpr,
     KERNEL_W: tl.constexpr,
@@ -110,58 +160,35 @@ def flip_kernel(
     OUTPUTS: tl.constexpr,
     RATIO: tl.constexpr,
 ):
-    """A tile [PLACES, INPUTS] of u: sums over the kernel's positions and over the outputs, OUTPUTS at a time.
+    """A tile [PLACES, INPUTS] of u: sums over the kernel's positions and over the outputs. All tensors are contiguous.
 
-    The sums are those of the log ratio, with the output states as ``grad``, or else of the flip product. ``inputs`` and
-    ``outputs`` are the channels of one group; ``tables`` is [1 or 5, GROUPS, KERNEL_H, KERNEL_W, outputs, inputs].
-    All places of a program have the same phase, their coordinates modulo the stride, because then they have the same positions
-    of the kernel: none of the work is for positions that the stride skips.
+    The sums are those of the log ratio, with the output states ``given``, or of the flip product, with the gradient in them.
+    ``inputs`` and ``outputs`` count a group's channels; ``tables`` is [1 or 5, GROUPS, KERNEL_H, KERNEL_W, outputs, inputs].
+    All places of a program have the same phase, because then they have the same positions of the kernel: none of the work is
+    for positions that the stride skips.
     """
-    rows = tl.cdiv(height, STRIDE_H)
-    columns = tl.cdiv(width, STRIDE_W)
-    tiles = tl.cdiv(inputs, INPUTS)
     program = tl.program_id(0).to(tl.int64)
-    channel = (program % tiles) * INPUTS + tl.arange(0, INPUTS)
-    group = program // tiles % GROUPS
-    phase = program // (tiles * GROUPS) % (STRIDE_H * STRIDE_W)
-    phase_h = phase // STRIDE_W
-    phase_w = phase % STRIDE_W
-    place = program // (tiles * GROUPS * STRIDE_H * STRIDE_W) * PLACES + tl.arange(0, PLACES)
-    example = place // (rows * columns)
-    row = place // columns % rows
-    column = place % columns
-    h = row * STRIDE_H + phase_h
-    w = column * STRIDE_W + phase_w
+    channel, group, phase_h, phase_w, example, row, column = places_of(
+        program, inputs, height, width, GROUPS, STRIDE_H, STRIDE_W, PLACES, INPUTS
+    )
+    h, w = row * STRIDE_H + phase_h, column * STRIDE_W + phase_w
     here = (example < batch) & (h < height) & (w < width)
-    inside = channel < inputs
-
-    unit = example * x_n + h * x_h + w * x_w
-    state = tl.load(x + unit[:, None] + (group * inputs + channel)[None, :] * x_c, here[:, None] & inside[None, :], 0.0)
-    down = state < 0
+    unit = ((example * GROUPS + group)[:, None] * inputs + channel[None, :]) * height * width + (h * width + w)[:, None]
+    mask = here[:, None] & (channel < inputs)[None, :]
+    state = tl.load(x + unit, mask, 0.0)
     total = tl.zeros([PLACES, INPUTS], dtype=u.dtype.element_ty)
     for position in range(KERNEL_H * KERNEL_W):
         # The first place of the phase is at this row and column of the output, in steps of the stride.
         top = phase_h + PADDING_H - position // KERNEL_W * DILATION_H
         left = phase_w + PADDING_W - position % KERNEL_W * DILATION_W
         if (top % STRIDE_H == 0) & (left % STRIDE_W == 0):
-            out_row = row + top // STRIDE_H
-            out_column = column + left // STRIDE_W
-            seen = here & (out_row >= 0) & (out_row < out_height) & (out_column >= 0) & (out_column < out_width)
-            for first in range(0, outputs, OUTPUTS):
-                output = first + tl.arange(0, OUTPUTS)
-                valid = seen[:, None] & (output < outputs)[None, :]
-                out_channel = (group * outputs + output)[None, :]
-                at = example * a_n + out_row * a_h + out_column * a_w
-                grad_at = example * grad_n + out_row * grad_h + out_column * grad_w
-                a_here = tl.load(a + at[:, None] + out_channel * a_c, valid, 0.0)
-                grad_here = tl.load(grad + grad_at[:, None] + out_channel * grad_c, valid, 0.0)
-                weights = (output < outputs)[:, None] & inside[None, :]
-                line = (group * KERNEL_H * KERNEL_W + position) * outputs + output
-                table = tables + line[:, None] * inputs + channel[None, :]
-                if RATIO:
-                    term = ratio_terms(a_here, grad_here, tl.load(scales), table, weights, down)
-                else:
-                    term = flip_terms(a_here, grad_here, tl.load(scales), table, table_size, weights, down)
-                total += tl.sum(term, axis=1)
-    address = u + (example * u_n + h * u_h + w * u_w)[:, None] + (group * inputs + channel)[None, :] * u_c
-    tl.store(address, tl.where(state == 0, 0.0, total), here[:, None] & inside[None, :])
+            r, c = row + top // STRIDE_H, column + left // STRIDE_W
+            seen = here & (r >= 0) & (r < out_height) & (c >= 0) & (c < out_width)
+            place = ((example * GROUPS + group) * outputs * out_height + r) * out_width + c
+            table = tables + (group * KERNEL_H * KERNEL_W + position) * outputs * inputs
+            size = GROUPS * KERNEL_H * KERNEL_W * outputs * inputs
+            total = add_terms(
+                total, a, given, tl.load(scales), table, size, place, out_height * out_width,
+                seen, channel, inputs, outputs, state < 0, OUTPUTS, RATIO,
+            )  # fmt: skip
+    tl.store(u + unit, tl.where(state == 0, 0.0, total), mask)

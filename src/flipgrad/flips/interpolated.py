@@ -29,7 +29,7 @@ from flipgrad.flips import passes
 from flipgrad.flips.form import Form, Function
 from flipgrad.flips.ordinary import Geometry, input_gradient, weight_gradient
 from flipgrad.flips.passes import mixed, polynomial
-from flipgrad.flips.separable import by_examples
+from flipgrad.flips.separable import by_examples, combine
 from flipgrad.noise import Noise
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -50,7 +50,7 @@ def ratio(
         u = input_gradient(differences, difference_weight, x, geometry)
         # Its memory is good for the next result.
         del differences, functions
-        return passes.combine(input_gradient(curvatures, curvature_weight, x, geometry), u, x)
+        return combine(input_gradient(curvatures, curvature_weight, x, geometry), u, x)
 
     return by_examples(examples, x, a, states)
 

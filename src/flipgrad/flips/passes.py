@@ -84,13 +84,6 @@ def fused_product_pays(x: Tensor) -> bool:
     return fits and library.usable(x) and library.has_fast_products()
 
 
-def combine(twice: Tensor, once: Tensor, x: Tensor) -> Tensor:
-    """``twice`` times x squared, plus ``once`` times x, in the memory of ``twice``; a zero of x is no unit and gets 0."""
-    if library.takes(twice, once, x):
-        return compiled.combine(twice, once, x)
-    return torch.addcmul(once, twice, x, out=twice).mul_(x)
-
-
 def moments(weight: Tensor) -> tuple[float, float, float]:
     """The largest square of weights, their mean square and their mean fourth power."""
     if library.takes(weight):

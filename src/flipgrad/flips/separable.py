@@ -57,9 +57,14 @@ def product(
             return u.mul_(x).mul_(x)
         # Its memory is good for the next result.
         del differences
-        return passes.combine(u, input_gradient(curvatures, curvature_weight, x, geometry), x)
+        return combine(u, input_gradient(curvatures, curvature_weight, x, geometry), x)
 
     return by_examples(examples, x, a, grad).to(dtype)
+
+
+def combine(twice: Tensor, once: Tensor, x: Tensor) -> Tensor:
+    """``twice`` times x squared, plus ``once`` times x, in the memory of ``twice``; a zero of x is no unit and gets 0."""
+    return torch.addcmul(once, twice, x, out=twice).mul_(x)
 
 
 def by_examples(function: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, a: Tensor, other: Tensor) -> Tensor:

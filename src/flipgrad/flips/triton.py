@@ -4,7 +4,7 @@ It is an implicit matrix product: a program computes a tile of places and input 
 and tiles of output channels; ``_triton_kernel.py`` has the arithmetic. Functions of the weights are computed beforehand, those
 of the pre-activations in the kernel. Float32 results have a relative error (in the norm) below 1e-5, float64 ones below 1e-12;
 half precision is computed in float32. Log ratios have errors below 5e-6 and 1e-12, relative to the sum of their terms'
-absolute values where that is above 1. The tensors may have any strides.
+absolute values where that is above 1. Tensors with gaps are copied.
 
 The kernel has been tested in Triton's interpreter and has not been timed on a GPU.
 
@@ -86,14 +86,14 @@ def _sum(ratio: bool, noise: Noise, geometry: Geometry | None, **tensors: Tensor
 def _convolution(ratio: bool, scale: float, geometry: Geometry, x: Tensor, a: Tensor, given: Tensor, weight: Tensor) -> Tensor:
     """The log ratio or the flip product; ``given`` are the output states, or the gradient in them."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    u = torch.empty(x.shape, dtype=dtype, device=x.device, memory_format=memory_format(x))
+    u = torch.empty(x.shape, dtype=dtype, device=x.device)
     if u.numel() == 0:
         return u.to(x.dtype)
     # Imported late: triton need not be there, and takes its time.
     from flipgrad.flips._triton_kernel import flip_kernel
 
     stride, padding, dilation, groups = geometry
-    tensors = [*(t.detach().to(dtype) for t in (x, a, given)), u]
+    tensors = [*(t.detach().to(dtype).contiguous() for t in (x, a, given)), u]
     functions = [2 * weight.detach().double() / scale] if ratio else _flip_functions(weight.detach().double() / scale)
     tables = torch.stack(functions).to(dtype).unflatten(1, (groups, -1)).permute(0, 1, 4, 5, 2, 3).contiguous()
     # A number would go to the kernel in float32.
@@ -107,12 +107,10 @@ def _convolution(ratio: bool, scale: float, geometry: Geometry, x: Tensor, a: Te
         flip_kernel[(programs,)](
             *(*tensors, tables, scales),
             *(x.shape[0], inputs, outputs, *x.shape[2:], *a.shape[2:]),
-            *(step for t in tensors for step in t.stride()),
-            tables[0].numel(),
             *(groups, *weight.shape[2:], *stride, *padding, *dilation),
             *(*tile, ratio),
         )
-    return u.to(x.dtype)
+    return u.to(x.dtype).contiguous(memory_format=memory_format(x))
 
 
 def _flip_functions(w: Tensor) -> list[Tensor]:

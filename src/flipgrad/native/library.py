@@ -21,7 +21,7 @@ PORTABLE = os.environ.get("FLIPGRAD_PORTABLE", "") not in ("", "0")
 # The functions of csrc/flipgrad.h.
 FUNCTIONS = (
     *(f"{name}_{suffix}" for name in ("flip", "ratio", "sample_logistic", "sample_probability") for suffix in ("f32", "f64")),
-    *(f"{name}_f32" for name in ("features", "log_features", "weights", "product", "combine", "moments", "mean_slopes")),
+    *(f"{name}_f32" for name in ("features", "log_features", "weights", "product", "moments", "mean_slopes")),
 )
 WEIGHTS_TOO_LARGE = 2
 _OUT_OF_MEMORY = 1
@@ -118,16 +118,11 @@ def floats(numbers: Iterable[float]) -> ctypes.Array[ctypes.c_float]:
 
 def call(name: str, dtype: torch.dtype, problem: Problem, *tensors: Tensor) -> int:
     """Run a function on the memory of ``tensors``, whose sizes must be those of the problem; returns its status."""
-    problem.threads, problem.portable = torch.get_num_threads(), PORTABLE
-    return call_plain(name, dtype, ctypes.byref(problem), *tensors)
-
-
-def call_plain(name: str, dtype: torch.dtype, *arguments: object) -> int:
-    """Run a function of tensors and of C's own arguments."""
     if _library is None:
         raise InputError(f"flipgrad's compiled library is not available: {reason()}")
+    problem.threads, problem.portable = torch.get_num_threads(), PORTABLE
     function = getattr(_library, f"flipgrad_{name}_{_SUFFIXES[dtype]}")
-    status: int = function(*(ctypes.c_void_p(t.data_ptr()) if isinstance(t, Tensor) else t for t in arguments))
+    status: int = function(ctypes.byref(problem), *(ctypes.c_void_p(t.data_ptr()) for t in tensors))
     if status == _OUT_OF_MEMORY:
         raise MemoryError("no memory for the tables of a native kernel")
     return status

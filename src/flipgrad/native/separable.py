@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flipgrad.native.library import Problem, call, call_plain, floats, integers
+from flipgrad.native.library import Problem, call, floats, integers
 
 # ``kBlock`` of csrc/features.cpp.
 BLOCK = 256
@@ -209,13 +209,6 @@ def moments(t: Tensor, most: int) -> tuple[float, float, float]:
     read = blocks * BLOCK - max(0, (blocks - 1) * every * BLOCK + BLOCK - count)
     largest, second, fourth = sums.tolist()
     return largest, second / max(1, read), fourth / max(1, read)
-
-
-def combine(twice: Tensor, once: Tensor, x: Tensor) -> Tensor:
-    """``twice`` becomes x (x twice + once); three tensors of one shape."""
-    counts = (ctypes.c_int64(number) for number in (x.numel(), torch.get_num_threads()))
-    call_plain("combine", torch.float32, *counts, x, once, twice)
-    return twice
 
 
 def _further_channels(a: Tensor, functions: int) -> Tensor:
