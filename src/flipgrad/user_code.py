@@ -22,8 +22,8 @@ def is_user_function(name: str) -> bool:
     return ":" in name
 
 
-def user_function(name: str) -> Callable[..., Any]:
-    """The function that ``name`` names; its module is imported, also from the working directory.
+def user_function(name: str, option: str = "--model") -> Callable[..., Any]:
+    """The function that ``name``, given for an ``option``, names; its module is imported, also from the working directory.
 
     So a name must come from the user: never from a file, unless the user has named it, too.
 
@@ -32,19 +32,19 @@ def user_function(name: str) -> Callable[..., Any]:
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute) or module.startswith("."):
-        raise InputError(f"--model {brief(name)}: give package.module:function")
+        raise InputError(f"{option} {brief(name)}: give package.module:function")
     # As python -m does: modules of the working directory are found.
     if "" not in sys.path:
         sys.path.insert(0, "")
-    with _errors_in_one_line(name):
+    with _errors_in_one_line(f"{option} {brief(name)}", module):
         function = getattr(importlib.import_module(module), attribute)
     if not callable(function):
-        raise InputError(f"--model {brief(name)} is a {type(function).__name__}, expected a function")
+        raise InputError(f"{option} {brief(name)} is a {type(function).__name__}, expected a function")
     return function  # type: ignore[no-any-return]
 
 
-def call_user_function(name: str, *arguments: object) -> Any:
-    """What the function that ``name`` names returns for ``arguments``.
+def call_user_function(name: str, *arguments: object, option: str = "--model") -> Any:
+    """What the function that ``name``, given for an ``option``, names returns for ``arguments``.
 
     Raises:
         InputError: if it cannot be imported, or raises: with its error in one line, and where that was raised.
@@ -53,8 +53,8 @@ def call_user_function(name: str, *arguments: object) -> Any:
     Traceback (most recent call last):
     flipgrad.errors.InputError: --model 'math:sqrt': TypeError: must be real number, not str
     """
-    function = user_function(name)
-    with _errors_in_one_line(name):
+    function = user_function(name, option)
+    with _errors_in_one_line(f"{option} {brief(name)}", name.partition(":")[0]):
         return function(*arguments)
 
 
@@ -67,22 +67,23 @@ def check_runs(name: str, net: nn.Module, x: Tensor, outputs: int | None = None)
         x: some inputs.
         outputs: how many it must have for each of them; by default any number.
     """
-    with _errors_in_one_line(name, f" returned a network that fails on inputs {list(x.shape)}"), torch.no_grad():
+    what = f"--model {brief(name)} returned a network that fails on inputs {list(x.shape)}"
+    with _errors_in_one_line(what, name.partition(":")[0]), torch.no_grad():
         result = copy.deepcopy(net).eval()(x)
     if outputs is not None and result.shape[-1] != outputs:
         raise InputError(f"--model {brief(name)} returned a network of {result.shape[-1]} outputs for {outputs} classes")
 
 
 @contextmanager
-def _errors_in_one_line(name: str, what: str = "") -> Iterator[None]:
-    """Any error becomes an InputError of one line, with the last place in the user's module that it came through."""
+def _errors_in_one_line(what: str, module: str) -> Iterator[None]:
+    """Any error becomes an InputError of one line, with the last place in the user's ``module`` that it came through."""
     try:
         yield
     # How a user's code fails is not known.
     except (Exception, SystemExit) as error:
-        file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+        file = getattr(sys.modules.get(module), "__file__", None)
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         place = f" (line {lines[-1]} of {file})" if lines else ""
         kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
         message = " ".join(str(error).split()) or "no message"
-        raise InputError(f"--model {brief(name)}{what}: {kind}{message:.300}{place}") from error
+        raise InputError(f"{what}: {kind}{message:.300}{place}") from error

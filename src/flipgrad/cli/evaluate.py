@@ -28,10 +28,11 @@ def evaluate(
         str | None,
         typer.Option(help="The run's own package.module:function again: no code is run that only a file names."),
     ] = None,
+    estimator: Annotated[str | None, typer.Option(help="The run's own package.module:Name again, likewise.")] = None,
 ) -> None:
     """Measure a trained network: accuracies and losses with one, many and no samples; store evaluation.json and report.html."""
     check_seed(seed)
-    loaded = load_run(run, device=device, data_folder=data_folder, model=model)
+    loaded = load_run(run, device=device, data_folder=data_folder, model=model, estimator=estimator)
     torch.set_num_threads(loaded.config.threads)
     count = loaded.config.eval_samples if samples is None else samples
     splits = {"validation": loaded.data.validation, "test": loaded.data.test}

@@ -29,7 +29,7 @@ from flipgrad.training.run import is_whole, resume_command
 from flipgrad.training.search import Trial
 
 # What may be said together with --resume: none of it changes what is computed up to the epochs that were asked for.
-WITH_RESUME = ("resume", "epochs", "checkpoint_minutes", "tensorboard", "data_folder", "model")
+WITH_RESUME = ("resume", "epochs", "checkpoint_minutes", "tensorboard", "data_folder", "model", "estimator")
 # Options whose type and default are not those of the configuration's field: a rate may be "auto", and threads are counted.
 OTHERWISE: dict[str, tuple[Any, Any]] = {"lr": (str, str(TrainConfig.lr)), "threads": (int | None, None)}
 
@@ -61,7 +61,7 @@ def train(
         Path | None,
         typer.Option(
             help="Go on with the run in this folder, to the bit as if it had not stopped; --epochs makes it longer, --model "
-            "repeats a package.module:function, --data-folder tells where the files were moved.",
+            "and --estimator repeat code of your own, --data-folder tells where the files were moved.",
             rich_help_panel=STORED,
         ),
     ] = None,
@@ -108,6 +108,7 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
     torch.set_num_threads(config.threads)
     with ExitStack() as stack:
         # Mistakes are told before the processes wait for one another, and before anything is written.
+        for_training(config.estimator, 1)
         data = training.load_data(config)
         net = training.make_net(config, data)
         folder = None
@@ -223,7 +224,8 @@ def _stored_config(ctx: typer.Context, path: Path) -> TrainConfig:
         if name not in WITH_RESUME:
             option = "--" + name.replace("_", "-")
             raise InputError(f"{option} cannot go with --resume: a run goes on as it was; leave it out, or begin a new run")
-    config = training.read_config(path, data_folder=given.get("data_folder"), model=given.get("model"), repair=True)
+    repeated = {name: given.get(name) for name in ("data_folder", "model", "estimator")}
+    config = training.read_config(path, **repeated, repair=True)
     epochs = given.get("epochs", config.epochs)
     if epochs != config.epochs and config.schedule != "constant":
         raise InputError(f"--epochs {epochs}: the {config.schedule} schedule was made for {config.epochs}; leave it out")

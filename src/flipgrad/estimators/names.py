@@ -1,4 +1,4 @@
-"""Estimators by name, for the command line and the paper's figures: "psa", "concrete:0.1", "reinforce+mean"."""
+"""Estimators by name, for the command line and the paper's figures: "psa", "concrete:0.1", "reinforce+mean", "mine:Mix"."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from flipgrad.contract import Estimator
+from flipgrad.contract import Estimator, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.estimators.baselines import Baseline, ConstantBaseline, RunningBaseline
@@ -14,6 +14,7 @@ from flipgrad.estimators.muprop import MuProp
 from flipgrad.estimators.psa import PSA
 from flipgrad.estimators.reinforce import REINFORCE
 from flipgrad.estimators.st import ST
+from flipgrad.user_code import call_user_function
 
 # Estimators that take a baseline.
 WITH_BASELINE: dict[str, Callable[[Baseline], Estimator]] = {"reinforce": REINFORCE, "muprop": MuProp}
@@ -41,7 +42,8 @@ WITH_VARIANT: dict[str, type[PSA] | type[ST]] = {"psa": PSA, "st": ST}
 
 SYNTAX = (
     f"one of {', '.join(ESTIMATORS)}; with a number where it takes one (concrete:0.1, arms:8, gumbel-rao:100), or for psa and "
-    f"st how they average: psa:sampled (the paper's), {', '.join(f'psa:{name}' for name in VARIANTS if name != 'sampled')}"
+    f"st how they average: psa:sampled (the paper's), {', '.join(f'psa:{name}' for name in VARIANTS if name != 'sampled')}; or "
+    "package.module:Name, a class or function of your own"
 )
 BASELINES = {
     "mean": "with '+mean' for the true expected loss as the baseline (reinforce+mean, muprop+mean)",
@@ -82,9 +84,28 @@ def for_training(specification: str, points: int) -> tuple[str, Estimator]:
     return _one(specification, {"running": lambda: RunningBaseline(points)})
 
 
+def is_user_estimator(specification: str) -> bool:
+    """Whether a specification names a user's own class or function, ``package.module:Name``, and not one of ours.
+
+    >>> [is_user_estimator(name) for name in ("psa:mean", "arms:8", "mine:Mix")]
+    [False, False, True]
+    """
+    module, _, name = specification.strip().partition(":")
+    return name.isidentifier() and module.lower() not in ESTIMATORS and all(map(str.isidentifier, module.split(".")))
+
+
+def _user_estimator(name: str) -> tuple[str, Estimator]:
+    """What a user's own class or function gives without arguments; its module is imported."""
+    estimator = call_user_function(name, option="--estimator")
+    check_estimator(estimator, f"what --estimator {name!r} gives")
+    return type(estimator).__name__, estimator
+
+
 def _one(specification: str, baselines: dict[str, Callable[[], Baseline]]) -> tuple[str, Estimator]:
     syntax = "; ".join([SYNTAX, *(BASELINES[baseline] for baseline in baselines)])
     unknown = InputError(f"unknown estimator {specification!r}; give {syntax}")
+    if is_user_estimator(specification):
+        return _user_estimator(specification.strip())
     wanted = specification.strip().lower()
     name, plus, baseline = wanted.partition("+")
     if plus:

@@ -14,7 +14,7 @@ import torch
 from flipgrad.data import AUGMENTATIONS, SOURCES
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS
-from flipgrad.estimators.names import for_training
+from flipgrad.estimators.names import for_training, is_user_estimator
 from flipgrad.noise import NOISES, noise_by_name
 from flipgrad.training.models import MODELS, NORMS
 
@@ -96,7 +96,8 @@ class TrainConfig:
     estimator: str = _option(
         "psa",
         METHOD,
-        f"Gradient estimator: {', '.join(ESTIMATORS)}; psa:sampled (the paper's), arms:8, reinforce+running too.",
+        f"Gradient estimator: {', '.join(ESTIMATORS)}; psa:sampled (the paper's), arms:8, reinforce+running too; or your own, "
+        "mine:Mix.",
     )
     objective: str = _option(
         "expected",
@@ -143,7 +144,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for each in fields(self):
             _check_field(each, getattr(self, each.name))
-        for_training(self.estimator, points=1)
+        # A user's own is imported where it is used: a configuration may come from a file.
+        if not is_user_estimator(self.estimator):
+            for_training(self.estimator, points=1)
         noise_by_name(self.noise)
         if self.lr != AUTO and not (isinstance(self.lr, float | int) and math.isfinite(self.lr) and self.lr > 0):
             raise InputError(f"the learning rate is {self.lr}; it must be positive and finite, e.g. 0.1, or auto")

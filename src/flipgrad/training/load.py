@@ -32,7 +32,14 @@ class Run:
     same_data: bool
 
 
-def load_run(path: Path | str, *, device: str | None = None, data_folder: str | None = None, model: str | None = None) -> Run:
+def load_run(
+    path: Path | str,
+    *,
+    device: str | None = None,
+    data_folder: str | None = None,
+    model: str | None = None,
+    estimator: str | None = None,
+) -> Run:
     """The run in the folder ``path``, with the weights of its last whole epoch, in eval mode.
 
     Args:
@@ -41,12 +48,14 @@ def load_run(path: Path | str, *, device: str | None = None, data_folder: str | 
         data_folder: instead of the run's own, for files that were moved.
         model: the run's own "package.module:function" again, where it has one. That function is imported and called, and a
             file alone may not cause that.
+        estimator: the run's own "package.module:Name" again, where it has one. It is not imported here, but who trains with the
+            configuration would.
 
     Raises:
-        InputError: if a file is missing or damaged, or the run's network is a function that ``model`` does not name.
+        InputError: if a file is missing or damaged, or names code that ``model`` or ``estimator`` does not.
     """
     path = Path(path)
-    config = read_config(path, device=device, data_folder=data_folder, model=model)
+    config = read_config(path, device=device, data_folder=data_folder, model=model, estimator=estimator)
     weights, trained_on = read_weights(path, config)
     data = load_data(config)
     net = make_net(config, data)

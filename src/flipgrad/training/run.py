@@ -13,6 +13,7 @@ from torch import Tensor
 from flipgrad import files
 from flipgrad.data import DataSet
 from flipgrad.errors import InputError, StorageError
+from flipgrad.estimators.names import is_user_estimator
 from flipgrad.training.checkpoint import Checkpoint
 from flipgrad.training.config import TrainConfig
 from flipgrad.training.lock import FolderLock
@@ -127,7 +128,13 @@ class RunFolder:
 
 
 def read_config(
-    path: Path, *, device: str | None = None, data_folder: str | None = None, model: str | None = None, repair: bool = False
+    path: Path,
+    *,
+    device: str | None = None,
+    data_folder: str | None = None,
+    model: str | None = None,
+    estimator: str | None = None,
+    repair: bool = False,
 ) -> TrainConfig:
     """The configuration of the run in the folder ``path``.
 
@@ -136,10 +143,11 @@ def read_config(
         device: instead of the run's own, which may not be there.
         data_folder: instead of the run's own, for files that were moved.
         model: the run's own again, where that is a user's function: a file alone may not name code that is run.
+        estimator: likewise.
         repair: take it from the checkpoint if its own file is missing.
 
     Raises:
-        InputError: if it is missing or damaged, or names a function that ``model`` does not.
+        InputError: if it is missing or damaged, or names code that ``model`` or ``estimator`` does not.
     """
     file, checkpoint = path / RunFolder.CONFIG, path / RunFolder.CHECKPOINT
     if file.exists() or not checkpoint.exists():
@@ -156,27 +164,37 @@ def read_config(
         raise InputError(f"'{file}' is not the configuration of a run; give the --output of flipgrad train")
     changes = {name: value for name, value in {"device": device, "data_folder": data_folder}.items() if value is not None}
     config = TrainConfig.from_json({**stored, **changes}, f"'{file}'")
-    _check_named(config.model, model, file)
+    for name, given in (("model", model), ("estimator", estimator)):
+        _check_named(config, name, given, file)
     return config
 
 
-def _check_named(stored: str, given: str | None, file: Path) -> None:
-    """Refuse to run code that only a file names, and another network than the run's own."""
+def _check_named(config: TrainConfig, name: str, given: str | None, file: Path) -> None:
+    """Refuse to run code that only a file names, and another network or estimator than the run's own."""
+    stored = getattr(config, name)
     if given == stored:
         return
-    option = f"--model {shlex.quote(stored)} (in Python: model={stored!r})"
+    option = f"--{name} {shlex.quote(stored)} (in Python: {name}={stored!r})"
     if given is not None:
-        raise InputError(f"the run's model is {stored!r} and not {given!r}; a run keeps its own: give {option}")
-    if is_user_function(stored):
+        raise InputError(f"the run's {name} is {stored!r} and not {given!r}; a run keeps its own: give {option}")
+    if name in _user_code(config):
+        what = "your own function" if name == "model" else "your own code"
+        role = "network" if name == "model" else "estimator"
         raise InputError(
-            f"'{file}' names your own function {stored!r} as the network; flipgrad runs no code that only a file names: if you "
-            f"trust it, add {option}"
+            f"'{file}' names {what} {stored!r} as the {role}; flipgrad runs no code that only a file names: if you trust it, "
+            f"add {option}"
         )
+
+
+def _user_code(config: TrainConfig) -> dict[str, str]:
+    """The fields that name code of the user's own, and what they name."""
+    own = {"model": is_user_function(config.model), "estimator": is_user_estimator(config.estimator)}
+    return {name: getattr(config, name) for name, yes in own.items() if yes}
 
 
 def resume_command(path: Path, config: TrainConfig | None = None) -> str:
     """What to type to go on with a run."""
-    own = f" --model {shlex.quote(config.model)}" if config and is_user_function(config.model) else ""
+    own = "".join(f" --{name} {shlex.quote(value)}" for name, value in (_user_code(config) if config else {}).items())
     return f"flipgrad train --resume {shlex.quote(str(path))}{own}"
 
 
