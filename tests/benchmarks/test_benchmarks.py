@@ -105,7 +105,7 @@ def test_scaling_is_drawn_from_its_result(tmp_path, monkeypatch):
     files.write_json(path, result)
     assert [file.name for file in plots.scaling(path, tmp_path / "scaling")] == ["scaling.png", "scaling.pdf"]
     files.write_json(path, {})
-    with pytest.raises(fg.InputError, match="no result of the benchmark scaling"):
+    with pytest.raises(fg.InputError, match="has no 'axes'; run it again to rewrite it"):
         plots.scaling(path, tmp_path / "scaling")
 
 

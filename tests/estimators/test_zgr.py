@@ -60,13 +60,15 @@ def test_is_its_formula(name, noise, estimator, weight):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("noise", reference.NOISES)
 @pytest.mark.parametrize("name", NAMES)
-def test_is_st_to_the_bit_at_0(name, noise, dtype):
+def test_is_st_at_0(name, noise, dtype):
     net, x, objective = build(name, noise)
     net, x = net.to(dtype), x.to(dtype)
     losses = [net(x, objective, estimator=kind, generator=seeded()) for kind in (fg.ZGR(0.0), fg.ST())]
     assert torch.equal(*losses)
     zgr, st = (gradients(loss.sum(), net) for loss in losses)
-    assert all(torch.equal(zgr[name], st[name]) for name in st)
+    # Up to rounding.
+    rounding = 100 * torch.finfo(dtype).eps
+    torch.testing.assert_close(zgr, st, rtol=rounding, atol=rounding)
 
 
 def test_is_reinmax():

@@ -128,7 +128,8 @@ def variance(net, x, y, estimator, seed: int = 0, draws: int = 4000) -> tuple[fl
     """The variance of one draw's gradient, summed over the units' pre-activations, and its standard error."""
     source = fresh(torch.Generator().manual_seed(seed))
     index = torch.zeros(draws, dtype=torch.long)
-    path = Path.sample(net, Batch(x.expand(draws, *x.shape[1:]), fg.CrossEntropy(y.expand(draws)), source, index))
+    many = Batch(x.expand(draws, *x.shape[1:]), fg.CrossEntropy(y.expand(draws)), source, index)
+    path = Path.sample(net.network(), many)
     drawn = torch.cat([g.flatten(1) for g in estimator.gradients(path)], 1).detach()
     squares = (drawn - drawn.mean(0)).square().sum(1) * draws / (draws - 1)
     return squares.mean().item(), squares.std().item() / draws**0.5

@@ -94,7 +94,7 @@ def broken(change):
         (lambda file, psa, layer: file["reference"]["layers"][0].pop("error"), "reference.layers[0]: has no 'error'"),
         (
             lambda file, psa, layer: file["reference"].update(draws=0),
-            "reference.draws: must be a whole number of at least 1, got 0",
+            "'draws' must be at least 1, got 0",
         ),
     ],
 )

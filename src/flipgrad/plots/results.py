@@ -81,10 +81,15 @@ class Reference:
 
     kind: Literal["exact", "draws"]
     estimator: str = ""
-    draws: Count = 1
+    # None of the exact gradient.
+    draws: Annotated[int, Range(0)] = 0
     layers: list[LayerError] = field(default_factory=list)
     # Of the layer that is drawn.
     error: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind == "draws" and not self.draws:
+            raise InputError("'draws' must be at least 1, got 0")
 
 
 @dataclass(frozen=True)
