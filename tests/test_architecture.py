@@ -134,3 +134,10 @@ def test_what_is_forbidden_would_be_found():
     tree = ast.parse("import pickle\nfrom torch import load\neval('1'); torch.load(f); numpy.load(f, allow_pickle=True)")
     assert {"eval", "torch.load", "allow_pickle=True"} <= set(calls(tree))
     assert [name for node in ast.walk(tree) for name in imported_names(node)] == ["pickle", "torch.load"]
+
+
+def test_no_function_is_too_long_to_read_in_one_go():
+    functions = [(path, node) for path, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert len(functions) > 500
+    for path, node in functions:
+        assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name}"
