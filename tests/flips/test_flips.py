@@ -371,6 +371,7 @@ def layer_tensors():
         (1, lambda a: a.to("meta"), r"the tensors are on cpu and meta: move them to one device"),
         (3, lambda weight: weight[0], r"weight has shape \(2, 3, 3\), not \[out, C / groups, kh, kw\]"),
         (3, lambda weight: weight[:5], r"the groups must divide the outputs"),
+        (3, lambda weight: weight[:, :, :0], r"kernel, stride, dilation and groups must be at least 1"),
     ],
 )
 def test_tensors_that_do_not_belong_together_are_refused(noise, place, change, message):
