@@ -72,10 +72,10 @@ def path_states(call: LayerCall, inputs: InputRule, tolerance: float, *, flips: 
         if inputs != "mean" and prior.watch is not None:
             call.x = prior.watch()
         averaged, share = _averaged(call, prior, inputs, a, sampled, tolerance)
-    alone = call.prior if share is not None else None
+    posterior_of = call.prior if averaged is not None and inputs != "mean" else None
     states: Tensor = _PathStates.apply(  # type: ignore[no-untyped-call]
-        call.x, a, sampled, averaged, share if inputs == "rao-blackwell" else None, call.affine, call.noise, tolerance,
-        flips and call.binary, alone, *call.affine.tensors,
+        call.x, a, sampled, averaged, share, call.affine, call.noise, tolerance, flips and call.binary, posterior_of,
+        *call.affine.tensors,
     )  # fmt: skip
     return states
 
@@ -101,7 +101,7 @@ def _known_prior(call: LayerCall, inputs: InputRule) -> Prior:
 def _averaged(
     call: LayerCall, prior: Prior, inputs: InputRule, a: Tensor, states: Tensor, tolerance: float
 ) -> tuple[Tensor, Tensor | None]:
-    """The mean of every input unit by a rule and, of a posterior, the probability of the state that was not sampled."""
+    """The mean of every input unit by a rule and, if that needs it, the probability of the state that was not sampled."""
     x, log_odds = call.x.detach(), prior.log_odds()
     if inputs == "mean":
         return torch.sigmoid(log_odds).mul_(2).sub_(1), None
@@ -110,7 +110,8 @@ def _averaged(
     # log q / (1 - q) of the sampled states, from those of +1 before.
     posterior = torch.addcmul(ratio, x, log_odds, value=-1).neg_()
     # Torch computes a sigmoid three times as fast as tanh.
-    return torch.sigmoid(posterior).mul_(2).sub_(1).mul_(x), torch.sigmoid(-posterior)
+    mean = torch.sigmoid(posterior).mul_(2).sub_(1).mul_(x)
+    return mean, torch.sigmoid(-posterior) if inputs == "rao-blackwell" else None
 
 
 @final
