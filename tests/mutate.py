@@ -51,7 +51,7 @@ NAMED = {
     "compiled": ["native"],
     "form": ["separable"],
     "passes": ["separable", "ratio", "choice"],
-    "interpolated": ["ratio", "separable"],
+    "separable": ["separable", "ratio"],
     "_arguments": ["flips"],
     "vectorized": ["flips"],
     "naive": ["flips"],

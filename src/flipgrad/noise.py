@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from flipgrad.capture import capturing
 from flipgrad.errors import InputError
-from flipgrad.native import sampling as compiled
+from flipgrad.native import sampling
 
 
 def sign(t: Tensor) -> Tensor:
@@ -42,6 +42,9 @@ class Noise(ABC):
 
     # Whether :meth:`flip_parts` has a closed form, in which no digits cancel however small the steps are.
     closed_form: ClassVar[bool] = False
+
+    # Whether compiled code and the kernel for GPUs know its cdf: sums over flips of other noises are in tensor operations.
+    compiled: ClassVar[bool] = False
 
     scale: float = 1.0
 
@@ -124,7 +127,7 @@ class Noise(ABC):
 
     def compiled_sign(self, a: Tensor, seed: int, offset: int = 0) -> Tensor:
         """Sampled states from counter-based random numbers, in compiled code: see :mod:`flipgrad.native.sampling`."""
-        return compiled.states_from_probability(self.cdf(a), seed, offset)
+        return sampling.states_from_probability(self.cdf(a), seed, offset)
 
     def flip_parts(
         self, a: Tensor, grad: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]
@@ -221,10 +224,11 @@ class Logistic(Noise):
     """
 
     closed_form: ClassVar[bool] = True
+    compiled: ClassVar[bool] = True
 
     def compiled_sign(self, a: Tensor, seed: int, offset: int = 0) -> Tensor:
         # The probability is computed in the same pass.
-        return compiled.logistic_states(a, self.scale, seed, offset)
+        return sampling.logistic_states(a, self.scale, seed, offset)
 
     def flip_parts(
         self, a: Tensor, grad: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]

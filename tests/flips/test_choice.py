@@ -13,9 +13,8 @@ import flipgrad as fg
 from flipgrad import flips
 from flipgrad.flips import Geometry, choice, naive, passes, separable, vectorized
 from flipgrad.flips._arguments import flat
-from flipgrad.flips.form import find_form
+from flipgrad.flips.form import Form, find_form
 from flipgrad.native import library
-from flipgrad.native import separable as native_separable
 
 compiled = pytest.mark.skipif(not library.available(), reason=f"no compiled library: {library.reason()}")
 WIDE = 192, 192, 3, 3
@@ -212,7 +211,8 @@ def test_compiled_features_are_those_of_torch(shape, steps, nodes, portable, mon
     monkeypatch.setattr(library, "PORTABLE", portable)
     generator = torch.Generator().manual_seed(0)
     a, grad = torch.randn(shape, generator=generator) * 30, torch.randn(shape, generator=generator)
-    differences, curvatures = native_separable.flip_functions(a, grad, 1.5, steps, nodes)
+    form = Form(0.1, 0.0, 1.0, steps, difference=(), curvature=(), curvature_nodes=nodes)
+    differences, curvatures = passes.flip_functions(a, grad, fg.Logistic(1.5), form, groups=1)
     expected = fg.Logistic(1.5).flip_parts(a.double(), grad.double(), steps, nodes)
     for actual, wanted in zip((differences, curvatures), expected, strict=True):
         assert torch.allclose(actual.double(), torch.cat([actual[:, :0].double(), *wanted], 1), rtol=1e-5, atol=1e-30)
@@ -224,13 +224,14 @@ def test_compiled_features_are_those_of_torch(shape, steps, nodes, portable, mon
 def test_compiled_weight_functions_are_those_of_torch(shape, portable, monkeypatch):
     monkeypatch.setattr(library, "PORTABLE", portable)
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).clamp(-2, 2)
-    difference, curvature = [(0.5, 0.1), (1.0,)], [(0.3, -0.2, 0.1)]
+    difference, curvature = ((0.5, 0.1), (1.0,)), ((0.3, -0.2, 0.1),)
+    form = Form(0.1, 0.0, 2.0, (1.0, 2.0), difference, curvature, curvature_nodes=(0,))
     square = weight * weight
     expected = [
         torch.cat([passes.polynomial(c, leading, square, 2.0) for c in some])
         for leading, some in ((weight, difference), (square, curvature))
     ]
-    for actual, wanted in zip(native_separable.weight_functions(weight, difference, curvature, 2.0), expected, strict=True):
+    for actual, wanted in zip(passes.weight_functions(weight, form, groups=1), expected, strict=True):
         assert torch.allclose(actual, wanted, rtol=1e-5, atol=1e-7)
 
 

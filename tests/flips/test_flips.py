@@ -324,7 +324,7 @@ def test_convolution_is_its_fully_connected_layer(noise):
 
 
 @every_noise
-def test_term_is_even_plus_state_times_odd_part(noise):
+def test_term_is_a_difference_plus_state_times_curvature(noise):
     x, a, grad, weight = states(5, 4), 2 * normal(5, 3), normal(5, 3, seed=1), normal(3, 4, seed=2)
     F, step = noise.cdf, 2 * weight[None]
     at = a[:, :, None]

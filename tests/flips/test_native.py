@@ -21,7 +21,9 @@ from flipgrad.errors import InputError
 from flipgrad.estimators._draws import conditional
 from flipgrad.flips import Geometry, compiled, naive
 from flipgrad.flips._arguments import flat
-from flipgrad.native import library, sampling, separable
+from flipgrad.flips.form import BLOCK, Form, compiled_moments
+from flipgrad.flips.passes import fused_product
+from flipgrad.native import library, sampling
 from flipgrad.noise import Laplace, Logistic, Normal, Uniform
 
 needs_library = pytest.mark.skipif(not library.available(), reason=library.reason() or "compiled")
@@ -634,21 +636,27 @@ def test_mean_slopes_of_extreme_pre_activations(t):
 def test_moments(count, most):
     t = torch.randn(count, generator=torch.Generator().manual_seed(count))
     every = max(1, count // most)
-    some = torch.cat([t[:0], *t.split(separable.BLOCK)[::every]]).double()
+    some = torch.cat([t[:0], *t.split(BLOCK)[::every]]).double()
     expected = [some.square().max(), some.square().mean(), (some**4).mean()] if count else [0.0] * 3
-    assert separable.moments(t, most) == pytest.approx([float(e) for e in expected], rel=1e-6)
+    assert compiled_moments(t, most) == pytest.approx([float(e) for e in expected], rel=1e-6)
     torch.set_num_threads(4)
-    assert separable.moments(t, most) == pytest.approx([float(e) for e in expected], rel=1e-6)
+    assert compiled_moments(t, most) == pytest.approx([float(e) for e in expected], rel=1e-6)
 
 
 @needs_library
 def test_moments_of_what_is_no_number():
-    assert math.isnan(separable.moments(torch.tensor([1.0, math.nan]), 10)[1])
-    assert separable.moments(torch.tensor([1.0, math.inf]), 10)[0] == math.inf
+    assert math.isnan(compiled_moments(torch.tensor([1.0, math.nan]), 10)[1])
+    assert compiled_moments(torch.tensor([1.0, math.inf]), 10)[0] == math.inf
 
 
-EVEN = [(0.5, 0.1, -0.2, 0.03), (1.0,), (0.2, -0.7)]
-ODD = [(0.3, -0.2), (0.6, 0.1, 0.05)]
+DIFFERENCE = ((0.5, 0.1, -0.2, 0.03), (1.0,), (0.2, -0.7))
+CURVATURE = ((0.3, -0.2), (0.6, 0.1, 0.05))
+
+
+def form(difference, curvature, limit) -> Form:
+    """With these polynomials: the product asks for no more."""
+    nodes = tuple(range(len(difference)))
+    return Form(0.1, 0.0, limit, tuple(float(n) for n in nodes), difference, curvature, nodes[: len(curvature)])
 
 
 @needs_library
@@ -659,33 +667,35 @@ ODD = [(0.3, -0.2), (0.6, 0.1, 0.05)]
 )
 def test_product_is_its_formula(shape, ranks):
     batch, outputs, inputs = shape
-    even, odd = EVEN[-ranks[0] :], ODD[: ranks[1]]
+    difference, curvature = DIFFERENCE[-ranks[0] :], CURVATURE[: ranks[1]]
     x = normal(batch, inputs).sign().float()
     x[normal(batch, inputs, seed=1) > 1] = 0
     weight = normal(outputs, inputs, seed=2).clamp(-2, 2).float()
-    of_even, of_odd = normal(batch, len(even) * outputs, seed=3).float(), normal(batch, len(odd) * outputs, seed=4).float()
+    differences = normal(batch, len(difference) * outputs, seed=3).float()
+    curvatures = normal(batch, len(curvature) * outputs, seed=4).float()
     w = weight.double()
     centred = 2 * (w / 2.0) ** 2 - 1
 
-    def part(features: Tensor, functions: list[tuple[float, ...]], power: int) -> Tensor:
+    def part(features: Tensor, functions: tuple[tuple[float, ...], ...], power: int) -> Tensor:
         values = [w**power * sum(c * centred**k for k, c in enumerate(f)) for f in functions]
         return features.double() @ torch.cat([w[:0], *values])
 
-    expected = x.double() * (x.double() * part(of_even, even, 1) + part(of_odd, odd, 2))
-    u = separable.product(x, of_even, of_odd, weight, even, odd, 2.0)
+    expected = x.double() * (x.double() * part(differences, difference, 1) + part(curvatures, curvature, 2))
+    u = fused_product(x, differences, curvatures, weight, form(difference, curvature, 2.0))
     assert u.dtype == torch.float32
     assert not u[x == 0].any()
     assert float((u - expected).norm()) <= 1e-6 * float(expected.norm())
     for threads in (2, 4):
         torch.set_num_threads(threads)
-        assert torch.equal(separable.product(x, of_even, of_odd, weight, even, odd, 2.0), u)
+        assert torch.equal(fused_product(x, differences, curvatures, weight, form(difference, curvature, 2.0)), u)
 
 
 @needs_library
 def test_product_of_one_example_is_that_of_many():
     x, weight = normal(70, 40).sign().float(), normal(300, 40, seed=1).float()
-    of_even, of_odd = normal(70, 300, seed=2).float(), normal(70, 300, seed=3).float()
-    u = separable.product(x, of_even, of_odd, weight, EVEN[:1], ODD[:1], 4.0)
+    differences, curvatures = normal(70, 300, seed=2).float(), normal(70, 300, seed=3).float()
+    first = form(DIFFERENCE[:1], CURVATURE[:1], 4.0)
+    u = fused_product(x, differences, curvatures, weight, first)
     for i in (0, 5, 69):
         one = slice(i, i + 1)
-        assert torch.equal(separable.product(x[one], of_even[one], of_odd[one], weight, EVEN[:1], ODD[:1], 4.0), u[one])
+        assert torch.equal(fused_product(x[one], differences[one], curvatures[one], weight, first), u[one])

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import flipgrad as fg
 from flipgrad import flips
-from flipgrad.flips import Geometry, interpolated, naive, passes, vectorized
+from flipgrad.flips import Geometry, naive, passes, separable, vectorized
 from flipgrad.flips._arguments import flat
 from flipgrad.flips.form import find_form
 from flipgrad.native import library
@@ -96,10 +96,10 @@ def test_interpolated_sums_are_within_ten_times_the_tolerance(shape, noise, scal
     exact = vectorized.log_ratio(x, a, states, weight, noise, geometry)
     for dtype in (torch.float64, torch.float32):
         some = [t.to(dtype) for t in (x, share, a, grad, states, weight)]
-        ratio = interpolated.ratio(some[0], some[2], some[4], some[5], noise, form, geometry)
+        ratio = separable.log_ratio(some[0], some[2], some[4], some[5], noise, form, geometry)
         assert (ratio - exact).norm() <= 1e-2 * exact.norm()
         assert ratio.view(-1)[0] == 0
-        slope = interpolated.slope(*some[:4], some[5], noise, form, geometry)
+        slope = separable.slope_product(*some[:4], some[5], noise, form, geometry)
         expected = vectorized.slope_product(x, share, a, grad, weight, noise, geometry)
         assert (slope - expected).norm() <= 1e-2 * expected.norm()
 
@@ -114,10 +114,10 @@ def test_the_error_of_interpolation_is_estimated():
     a = torch.randn(n, n, dtype=torch.float64).clamp(-4, 4) * noise.scale
     states, x = sign(noise.cdf(a) - torch.rand_like(a)), sign(torch.randn(n, 1, dtype=torch.float64))
     # One output at a time: a sum of one term.
-    found = torch.cat([interpolated.ratio(x, a[:, [j]], states[:, [j]], weight[[j]], noise, form) for j in range(n)])
+    found = torch.cat([separable.log_ratio(x, a[:, [j]], states[:, [j]], weight[[j]], noise, form) for j in range(n)])
     exact = torch.cat([vectorized.log_ratio(x, a[:, [j]], states[:, [j]], weight[[j]], noise) for j in range(n)])
     measured = float((found - exact).norm() / exact.norm())
-    assert measured == pytest.approx(interpolated.errors(form, noise)[0], rel=0.3)
+    assert measured == pytest.approx(separable.error("log_ratio", form, noise), rel=0.3)
 
 
 @pytest.mark.skipif(not library.available(), reason=f"no compiled kernels: {library.reason()}")
@@ -127,10 +127,10 @@ def test_compiled_features_are_those_of_torch(scale, portable, monkeypatch):
     monkeypatch.setattr(library, "PORTABLE", portable)
     noise = fg.Logistic(1.5)
     _, a, _, states, weight, _, _ = layer(CONVOLUTIONS[0], noise, scale)
-    form = interpolated._with_curvature(find_form(weight, noise, 1e-4))
+    form = separable.with_curvature(find_form(weight, noise, 1e-4))
     a = (a * 20).float()
     a.view(-1)[0] = 1000.0
-    rest = form.steps, form.curvature_nodes, interpolated._factors(form, noise.scale), noise, 1
+    rest = noise, form, separable.factors(form, noise.scale), 1
     found = passes.log_functions(a, states.float(), *rest)
     expected = passes.log_functions(a.double(), states, *rest)
     for ours, theirs in zip(found, expected, strict=True):

@@ -71,7 +71,7 @@ def to_tolerance(x, a, grad, weight, noise, tolerance, geometry=None) -> Tensor:
     """The separable flip product, of a form that is within the tolerance."""
     form = find_form(weight, noise, tolerance)
     assert form.reachable
-    return separable.product(x, a, grad, weight, noise, form, geometry)
+    return separable.flip_product(x, a, grad, weight, noise, form, geometry)
 
 
 def error(actual: Tensor, expected: Tensor) -> float:
@@ -221,7 +221,7 @@ def test_reach_ends_at_the_largest_bin():
     form = find_form(below, noise, 0.3)
     assert form.reachable
     expected = vectorized.flip_product(x.double(), a.double(), grad.double(), below.double(), noise)
-    assert error(separable.product(x, a, grad, below, noise, form), expected) <= form.estimated_error
+    assert error(separable.flip_product(x, a, grad, below, noise, form), expected) <= form.estimated_error
     form = find_form(above, noise, 0.3)
     assert (form.reachable, form.estimated_error, form.limit) == (False, float("inf"), 4.0)
     reason = choose(above, noise, 10**6, 0.3).reason
@@ -253,7 +253,7 @@ def test_estimate_is_honest(noise, weights, spread):
         expected = vectorized.flip_product(x.double(), a.double(), grad.double(), weight.double(), noise)
         for tolerance in TOLERANCES:
             form = find_form(weight, noise, tolerance)
-            measured = error(separable.product(x, a, grad, weight, noise, form), expected)
+            measured = error(separable.flip_product(x, a, grad, weight, noise, form), expected)
             if not form.reachable:
                 continue
             assert measured <= tolerance
@@ -317,13 +317,13 @@ def test_tiny_weights_give_straight_through(noise, dtype):
     for size in (1e-4, 1e-6, 1e-9):
         weight = (size * noise.scale * uniform(70, 50, seed=3)).to(dtype)
         form = find_form(weight, noise, 1e-2)
-        actual = separable.product(x, a, grad, weight, noise, form)
+        actual = separable.flip_product(x, a, grad, weight, noise, form)
         expected = (2 * noise.pdf(a.double()) * grad) @ weight.double()
         assert (len(form.difference), len(form.curvature)) == (1, 0)
         assert error(actual, expected) < 1e-3
         # A single tiny weight among larger ones has its relative precision too.
         weight[:, 0] *= 1e-5
-        alone = separable.product(x, a, grad, weight, noise, form)[:, 0]
+        alone = separable.flip_product(x, a, grad, weight, noise, form)[:, 0]
         assert error(alone, expected[:, 0] * 1e-5) < 1e-3
 
 
@@ -374,12 +374,12 @@ def test_zeros_are_not_flipped(noise, size):
     form = find_form(inner.weight, noise, 1e-1)
     geometry = Geometry(stride=(2, 1), padding=(2, 1))
     a = functional.conv2d(inner.x, inner.weight, None, *geometry)
-    inside = separable.product(inner.x, a, a, inner.weight, noise, form, geometry)
-    u = separable.product(padded, a, a, inner.weight, noise, form, Geometry(stride=(2, 1)))
+    inside = separable.flip_product(inner.x, a, a, inner.weight, noise, form, geometry)
+    u = separable.flip_product(padded, a, a, inner.weight, noise, form, Geometry(stride=(2, 1)))
     assert not u[padded == 0].any()
     torch.testing.assert_close(u[:, :, 2:-2, 1:-1], inside)
     row = torch.tensor([[1.0, 0.0, -1.0]], dtype=torch.float64)
-    flat = separable.product(row, a.flatten(1)[:1, :4], a.flatten(1)[1:, :4], inner.weight[:, :, 0, 0], noise, form)
+    flat = separable.flip_product(row, a.flatten(1)[:1, :4], a.flatten(1)[1:, :4], inner.weight[:, :, 0, 0], noise, form)
     assert flat[0, 1] == 0
     assert bool((flat[0, ::2] != 0).all())
 
@@ -392,8 +392,8 @@ def test_convolution_is_its_fully_connected_layer():
         assert len(form.difference) > 1
         units = torch.eye(conv.x[0].numel(), dtype=torch.float64).view(-1, *conv.x.shape[1:])
         dense = functional.conv2d(units, conv.weight, **shape).flatten(1).t()
-        expected = separable.product(*(t.flatten(1) for t in (conv.x, conv.a, conv.grad)), dense, conv.noise, form)
-        actual = separable.product(conv.x, conv.a, conv.grad, conv.weight, conv.noise, form, conv.geometry)
+        expected = separable.flip_product(*(t.flatten(1) for t in (conv.x, conv.a, conv.grad)), dense, conv.noise, form)
+        actual = separable.flip_product(conv.x, conv.a, conv.grad, conv.weight, conv.noise, form, conv.geometry)
         torch.testing.assert_close(actual.flatten(1), expected, rtol=1e-10, atol=1e-12)
 
 
@@ -425,7 +425,7 @@ def test_fused_product_is_that_of_ordinary_ones(noise, layout, chunk, monkeypatc
         for pays in (True, False):
             monkeypatch.setattr(passes, "fused_product_pays", lambda *_, pays=pays: pays)
             monkeypatch.setattr(separable, "ACTIVATIONS_AT_ONCE", chunk)
-            found.append(separable.product(*tensors, noise, form))
+            found.append(separable.flip_product(*tensors, noise, form))
         assert error(*found) < 1e-5
         assert not found[0][:, 3].any()
 
@@ -443,21 +443,19 @@ def test_fused_product_pays_by_size_and_processor(monkeypatch):
     assert not passes.fused_product_pays(torch.ones(100, 1000))
 
 
-def test_nothing_is_fitted_twice(monkeypatch):
-    fits = []
-    fit = _basis._fit
-    monkeypatch.setattr(_basis, "_fit", lambda *key: fits.append(key) or fit(*key))
+def test_nothing_is_fitted_twice():
+    _basis.basis.cache_clear()
     noise = Logistic(1.2345)
     weight = 0.05 * uniform(1000)
     first = find_form(weight, noise)
-    assert len(fits) == len(set(fits)) > 0
-    before = len(fits)
+    fits = _basis.basis.cache_info()
+    assert fits.misses == fits.currsize > 0
     # A training step changes the weights, not their range's bin.
     second = find_form(weight * 0.999, Logistic(1.2345))
-    assert len(fits) == before
+    assert _basis.basis.cache_info().misses == fits.misses
     assert (first.steps, first.difference, first.curvature) == (second.steps, second.difference, second.curvature)
     find_form(weight * 4, noise)
-    assert len(fits) > before
+    assert _basis.basis.cache_info().misses > fits.misses
 
 
 def test_form_of_unusual_weights():
@@ -465,7 +463,7 @@ def test_form_of_unusual_weights():
         form = find_form(weight, Normal())
         assert form.reachable
         assert form.estimated_error < 1e-3
-        u = separable.product(torch.ones(2, 4), torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(3, 4), Normal(), form)
+        u = separable.flip_product(torch.ones(2, 4), torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(3, 4), Normal(), form)
         assert not u.any()
     for bad in (torch.inf, torch.nan, 1e6):
         assert not find_form(torch.tensor([[0.01, bad]]), Logistic(), 0.5).reachable
@@ -488,6 +486,6 @@ def test_product_is_one_graph(noise):
     conv = layer((2, 4, 5, 4), (6, 2, 3, 2), noise, scale=0.1, dtype=torch.float32, groups=2, padding=(1, 1))
     form = find_form(conv.weight, noise, 1e-1)
     form = replace(form, tolerance=0.1)
-    compiled = torch.compile(separable.product, fullgraph=True, backend="eager")
+    compiled = torch.compile(separable.flip_product, fullgraph=True, backend="eager")
     arguments = conv.x, conv.a, conv.grad, conv.weight, noise, form, conv.geometry
-    assert torch.equal(compiled(*arguments), separable.product(*arguments))
+    assert torch.equal(compiled(*arguments), separable.flip_product(*arguments))

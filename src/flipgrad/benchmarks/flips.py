@@ -14,8 +14,7 @@ from torch.nn.grad import conv2d_input
 
 from flipgrad import native
 from flipgrad.flips import Geometry, compiled, separable, vectorized
-from flipgrad.flips.form import Form, find_form
-from flipgrad.flips.passes import root_mean_square
+from flipgrad.flips.form import Form, find_form, root_mean_square
 from flipgrad.machine import fastest
 from flipgrad.noise import Logistic, sign
 from flipgrad.training.models import CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES
@@ -96,7 +95,7 @@ def _kernels(layer: Layer, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -
     geometry = layer.geometry
     works: dict[str, Callable[[], Tensor]] = {
         "gradient": lambda: grad @ weight if geometry is None else conv2d_input(x.shape, weight, grad, geometry.stride),
-        "separable": lambda: separable.product(x, a, grad, weight, NOISE, _form(weight, a), geometry),
+        "separable": lambda: separable.flip_product(x, a, grad, weight, NOISE, _form(weight, a), geometry),
         "native": lambda: compiled.flip_product(x, a, grad, weight, NOISE, geometry),
     }
     if not native.available():

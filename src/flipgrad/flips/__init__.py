@@ -7,15 +7,15 @@ r"""Sums over flips of a layer's binary inputs, of which three are needed.
   children follows from it.
 - :func:`slope_product` is how much a weight's gradient changes with its own input.
 
-``naive`` is their definition; ``vectorized`` is exact for every noise, in tensor operations; ``compiled`` is exact for logistic
-noise, and ``triton`` the same on a GPU; ``separable`` and ``interpolated`` are ordinary products, to a tolerance.
-The functions here choose by :mod:`flipgrad.flips.choice`, and are operators of torch, so that they compile and are one node
-of a graph.
+``naive`` is their definition. Each other way of computing them is a module with a function for every sum that it knows:
+``vectorized`` is exact for every noise, in tensor operations; ``compiled`` is exact for logistic noise, and ``triton`` the same
+on a GPU; ``separable`` is ordinary products, to a tolerance. The functions here choose by :mod:`flipgrad.flips.choice`, and are
+operators of torch, so that they compile and are one node of a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -23,13 +23,11 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips import compiled, interpolated, separable, triton, vectorized
+from flipgrad.flips import compiled, separable, triton, vectorized
 from flipgrad.flips._arguments import check_devices, check_kinds, check_shapes, flat, memory_format, unflat
 from flipgrad.flips._vmap import WithoutGradient, over_draws
-from flipgrad.flips.choice import CALL, TERM, Choice, choose, explain
-from flipgrad.flips.form import Form, find_form
+from flipgrad.flips.choice import Choice, choose, choose_per_weight, explain
 from flipgrad.flips.ordinary import Geometry
-from flipgrad.flips.passes import root_mean_square
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
 __all__ = ["Choice", "Geometry", "choose", "explain", "flip_product", "log_ratio", "slope_product"]
@@ -37,53 +35,36 @@ __all__ = ["Choice", "Geometry", "choose", "explain", "flip_product", "log_ratio
 # The noises that operators know.
 KINDS: dict[str, type[Noise]] = {kind.__name__: kind for kind in (Laplace, Logistic, Normal, Uniform)}
 
+# The exact ways, by :attr:`Choice.exact`.
+EXACT = {"native": compiled, "triton": triton, "vectorized": vectorized}
+
 # The error of log ratios and slope products may be this many times the tolerance, which is that of flip products: what depends
 # on them, a posterior probability or a small correction, does so weakly.
 RATIO_ERROR_FACTOR = 10
 
 
 class _Sum(NamedTuple):
-    """A sum over flips.
+    """A sum over flips: its name, and those of its tensors, of which ``x`` is the first and ``weight`` the last.
 
-    Attributes:
-        name: that of its operator.
-        tensors: the names of what it takes; ``x`` is the first of them, ``weight`` the last.
-        exact: its implementations, by :attr:`Choice.kernel`.
-        separable: the one by a separable form.
-        error: the error of that.
-        per_weight: whether the sum has one number per weight, else one per unit.
+    It has one number per unit or, if ``per_weight``, one per weight.
     """
 
     name: str
     tensors: tuple[str, ...]
-    exact: Mapping[str, Callable[..., Tensor]]
-    separable: Callable[..., Tensor]
-    error: Callable[[Form, Noise], float]
     per_weight: bool = False
 
+    def like(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The one of its tensors whose shape and dtype the sum has."""
+        return tensors[-1 if self.per_weight else 0]
 
-_FLIP = _Sum(
-    "flip_product",
-    ("x", "a", "grad", "weight"),
-    {"native": compiled.flip_product, "triton": triton.flip_product, "vectorized": vectorized.flip_product},
-    separable.product,
-    lambda form, noise: form.estimated_error,
-)
-_RATIO = _Sum(
-    "log_ratio",
-    ("x", "a", "states", "weight"),
-    {"native": compiled.log_ratio, "triton": triton.log_ratio, "vectorized": vectorized.log_ratio},
-    interpolated.ratio,
-    lambda form, noise: interpolated.errors(form, noise)[0],
-)
-_SLOPE = _Sum(
-    "slope_product",
-    ("x", "share", "a", "grad", "weight"),
-    {"vectorized": vectorized.slope_product},
-    interpolated.slope,
-    lambda form, noise: interpolated.errors(form, noise)[1],
-    per_weight=True,
-)
+    def memory_format(self, tensors: Sequence[Tensor]) -> torch.memory_format:
+        """The memory format of the sum."""
+        return torch.contiguous_format if self.per_weight else memory_format(tensors[0])
+
+
+_FLIP = _Sum("flip_product", ("x", "a", "grad", "weight"))
+_RATIO = _Sum("log_ratio", ("x", "a", "states", "weight"))
+_SLOPE = _Sum("slope_product", ("x", "share", "a", "grad", "weight"), per_weight=True)
 
 
 def flip_product(
@@ -188,7 +169,7 @@ def _evaluate(kind: _Sum, tensors: Sequence[Tensor], noise: Noise, geometry: Geo
 
 
 def _compute(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tensor], geometry: Geometry | None) -> Tensor:
-    """A sum by the implementation that is chosen."""
+    """A sum by the way that is chosen."""
     named = dict(zip(kind.tensors, tensors, strict=True))
     check_kinds(**named)
     check_shapes(geometry=geometry, **named)
@@ -196,40 +177,16 @@ def _compute(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tenso
     dtype = reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
     inputs = [t.detach().to(dtype) for t in tensors]
     weight, a = inputs[-1], inputs[kind.tensors.index("a")]
-    kernel, form = _choose(kind, weight, a, noise, tolerance)
-    if form is not None:
-        result = kind.separable(*inputs, noise, form, geometry)
-    else:
-        result = kind.exact[kernel](*inputs, noise, geometry)
-    return result.to(tensors[-1 if kind.per_weight else 0].dtype)
-
-
-def _choose(kind: _Sum, weight: Tensor, a: Tensor, noise: Noise, tolerance: float) -> tuple[str, Form | None]:
-    """The implementation of a sum, and its form if it is separable: that must hold for this sum too, not only for flips."""
     # Output positions of all examples together.
     places = a.numel() // max(1, a.shape[1])
-    if kind.per_weight:
-        # There is no other exact kernel to compare with.
-        worth = tolerance != 0 and places * weight.numel() * TERM["vectorized"] > CALL["separable"]
-        form = find_form(weight, noise, tolerance, activation_rms=root_mean_square(a)) if worth else None
-        kernel, usable = "vectorized", form is not None and form.reachable
+    choice = (choose_per_weight if kind.per_weight else choose)(weight, noise, places, tolerance, a=a)
+    form = choice.form if choice.kernel == "separable" else None
+    # A form is made for flip products.
+    if form is not None and separable.error(kind.name, form, noise) <= RATIO_ERROR_FACTOR * tolerance:
+        result: Tensor = getattr(separable, kind.name)(*inputs, noise, form, geometry)
     else:
-        choice = choose(weight, noise, places, tolerance, a=a)
-        kernel, form, usable = choice.kernel, choice.form, choice.kernel == "separable"
-    if usable and form is not None and kind.error(form, noise) <= RATIO_ERROR_FACTOR * tolerance:
-        return "separable", form
-    return (choose(weight, noise, places, 0.0).kernel if kernel == "separable" else kernel), None
-
-
-def _noise(name: str, scale: float) -> Noise:
-    if name not in KINDS:
-        known = ", ".join(KINDS)
-        raise InputError(f"noise {name!r}: the operator knows {known}; call flip_product and the like of flipgrad.flips")
-    return KINDS[name](scale)
-
-
-def _result_format(kind: _Sum, x: Tensor) -> torch.memory_format:
-    return torch.contiguous_format if kind.per_weight else memory_format(x)
+        result = getattr(EXACT[choice.exact], kind.name)(*inputs, noise, geometry)
+    return result.to(kind.like(tensors).dtype)
 
 
 def _register(kind: _Sum) -> None:
@@ -237,14 +194,16 @@ def _register(kind: _Sum) -> None:
 
     def implementation(*arguments: Any) -> Tensor:
         *tensors, noise, scale, tolerance, shape = arguments
-        result = _compute(kind, _noise(noise, scale), tolerance, tensors, unflat(shape))
-        return result.contiguous(memory_format=_result_format(kind, tensors[0]))
+        if noise not in KINDS:
+            known = ", ".join(KINDS)
+            raise InputError(f"noise {noise!r}: the operator knows {known}; call flip_product and the like of flipgrad.flips")
+        result = _compute(kind, KINDS[noise](scale), tolerance, tensors, unflat(shape))
+        return result.contiguous(memory_format=kind.memory_format(tensors))
 
     def fake(*arguments: Any) -> Tensor:
         tensors = arguments[: len(kind.tensors)]
         check_devices(*tensors)
-        like = tensors[-1 if kind.per_weight else 0]
-        return torch.empty_like(like, memory_format=_result_format(kind, like))
+        return torch.empty_like(kind.like(tensors), memory_format=kind.memory_format(tensors))
 
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
         *tensors, noise, scale, tolerance, shape = arguments

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.flips.ordinary import Geometry
-from flipgrad.noise import Logistic, Noise
+from flipgrad.noise import Noise
 
 
 def flat(geometry: Geometry | None) -> list[int]:
@@ -24,9 +24,9 @@ def unflat(shape: Sequence[int]) -> Geometry | None:
     return Geometry((shape[0], shape[1]), (shape[2], shape[3]), (shape[4], shape[5]), shape[6])
 
 
-def check_logistic(kernel: str, noise: Noise) -> None:
+def check_compiled(kernel: str, noise: Noise) -> None:
     """Refuse a noise that the kernels for one device do not know."""
-    if not isinstance(noise, Logistic):
+    if not noise.compiled:
         raise InputError(f"noise={noise!r}: the {kernel} flip product is for Logistic noise; use flipgrad.flips for the others")
 
 

@@ -31,6 +31,7 @@ three times worse at rank 2, and do not follow the kinks of Laplace and Uniform.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -99,7 +100,7 @@ def bin_steps(top: int) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def basis(noise: Noise, top: int, half_octaves: int, smallest: float, rank: int) -> Basis:
-    """The cached fit for weights up to the upper edge of bin ``top``.
+    """The fit for weights up to the upper edge of bin ``top``.
 
     Args:
         noise: the layer's noise.
@@ -108,32 +109,53 @@ def basis(noise: Noise, top: int, half_octaves: int, smallest: float, rank: int)
         smallest: the least step to be used as a node, in the noise's scale.
         rank: the number of nodes.
     """
-    return _fit(noise, top, half_octaves, smallest, rank)
+    reach = 2 * 2.0 ** ((top + 1) / PER_OCTAVE)
+    steps, energy = _steps(reach, reach * 2.0 ** (-half_octaves / 2))
+    nodes = _gauss_nodes((steps / reach) ** 2, energy, rank).sqrt() * reach
+    nodes = nodes * max(1.0, smallest / float(nodes[0]))
+    grid = _Grid(noise, reach, max(reach, float(nodes[-1])), steps, energy / steps**2, bin_steps(top))
+    a, full = grid.t * noise.scale, tuple(range(rank))
+    parts = noise.flip_parts(a, torch.ones_like(a), tuple(nodes.tolist()), full)
+    difference, curvature = (torch.stack(part, 1) for part in parts)
+    # A difference of probabilities has their rounding error; a closed form only its own.
+    blurs = (difference, curvature) if noise.closed_form else (noise.cdf(-a)[:, None].expand_as(difference),) * 2
+    # Each at the steps of the fit, and at the bins.
+    wanted_difference, wanted_curvature = zip(*(terms(noise, grid.t, s) for s in (grid.steps, grid.bins)), strict=True)
+    whole = grid.fit(1, difference, blurs[0], wanted_difference, full)
+    nothing = grid.densities @ wanted_curvature[1].square()
+    curvatures = [Fit((), (), nothing, torch.zeros_like(nothing))]
+    for some in range(1, rank + 1):
+        best = grid.best_nodes(curvature, wanted_curvature[0], some)
+        curvatures.append(grid.fit(2, curvature, blurs[1], wanted_curvature, best))
+    signal = grid.densities @ (wanted_difference[1].square() + wanted_curvature[1].square())
+    return Basis(reach, tuple(nodes.tolist()), whole, tuple(curvatures), signal)
 
 
-@dataclass(frozen=True)
 class _Grid:
-    """Where a fit is made and judged, in the noise's scale.
+    """Where a fit is made and judged, in the noise's scale: steps, and pre-activations [T] >= 0, as all is symmetric.
 
-    Attributes:
-        reach: the largest step.
-        t: pre-activations [T], not negative: all is symmetric.
-        densities: their distributions [3, T], as weights of a quadrature.
-        density: the mixture [T] that the fit uses.
-        steps: for the fit [S].
-        share: the weight [S] of each step.
-        bins: the steps [bins] in the middle of the bins.
+    ``share`` is the weight [S] of each of the ``steps`` [S] of the fit; ``bins`` are the steps in the middle of the bins.
     """
 
-    reach: float
-    t: Tensor
-    densities: Tensor
-    density: Tensor
-    steps: Tensor
-    share: Tensor
-    bins: Tensor
+    def __init__(self, noise: Noise, reach: float, width: float, steps: Tensor, share: Tensor, bins: Tensor) -> None:
+        self.reach, self.steps, self.share, self.bins = reach, steps, share, bins
+        # Over the noise's range and a step beyond, dense within ``width`` of 0 and of the density's jumps.
+        end = 8 + reach
+        t = torch.arange(0, end, 0.02, dtype=torch.float64, device="cpu")
+        k = torch.linspace(-1, 1, 161, dtype=torch.float64, device="cpu")
+        window = 1.25 * width * k * k.abs()
+        t = torch.cat([t, *(window + centre for centre in (0.0, *_jumps(noise, t)))])
+        self.t = t = t[(t >= 0) & (t <= end)].unique()
+        gaps = t.diff()
+        cell = torch.cat([gaps, gaps.new_zeros(1)]) + torch.cat([gaps.new_zeros(1), gaps])
+        # Distributions [3, T] of the pre-activations, as weights of a quadrature: narrow, as usual in a layer, and broad.
+        densities = torch.stack([torch.exp(-2 * t**2), torch.exp(-(t**2) / 2), (t <= 4 + reach).to(t.dtype)]) * cell
+        self.densities = densities / densities.sum(1, keepdim=True)
+        slope = terms(noise, t, steps[:1])[0][:, 0] / steps[0]
+        # Their mixture [T] for the fit, where each of them has the same say.
+        self.density = (self.densities / (self.densities @ slope**2)[:, None]).mean(0)
 
-    def fit(self, power: int, features: Tensor, blur: Tensor, wanted: tuple[Tensor, Tensor], nodes: tuple[int, ...]) -> Fit:
+    def fit(self, power: int, features: Tensor, blur: Tensor, wanted: Sequence[Tensor], nodes: tuple[int, ...]) -> Fit:
         """The weighted least-squares fit of ``wanted``, at the steps and at the bins, by the features at ``nodes``."""
         features, blur = features[:, nodes], blur[:, nodes]
         along = self.share.sqrt()
@@ -167,30 +189,6 @@ class _Grid:
         return torch.stack([step**power * centred**k for k in range(terms)], 1)
 
 
-def _fit(noise: Noise, top: int, half_octaves: int, smallest: float, rank: int) -> Basis:
-    """What :func:`basis` caches."""
-    reach = 2 * 2.0 ** ((top + 1) / PER_OCTAVE)
-    steps, energy = _steps(reach, reach * 2.0 ** (-half_octaves / 2))
-    nodes = _gauss_nodes((steps / reach) ** 2, energy, rank).sqrt() * reach
-    nodes = nodes * max(1.0, smallest / float(nodes[0]))
-    grid = _grid(noise, reach, max(reach, float(nodes[-1])), steps, energy / steps**2, bin_steps(top))
-    a, full = grid.t * noise.scale, tuple(range(rank))
-    parts = noise.flip_parts(a, torch.ones_like(a), tuple(nodes.tolist()), full)
-    difference, curvature = (torch.stack(part, 1) for part in parts)
-    # A difference of probabilities has their rounding error; a closed form only its own.
-    blurs = (difference, curvature) if noise.closed_form else (noise.cdf(-a)[:, None].expand_as(difference),) * 2
-    # Of the difference and of the curvature: at the steps of the fit, and at the bins.
-    wanted = tuple(zip(*(terms(noise, grid.t, s) for s in (grid.steps, grid.bins)), strict=True))
-    nothing = grid.densities @ wanted[1][1].square()
-    curvatures = [Fit((), (), nothing, torch.zeros_like(nothing))]
-    for some in range(1, rank + 1):
-        best = grid.best_nodes(curvature, wanted[1][0], some)
-        curvatures.append(grid.fit(2, curvature, blurs[1], wanted[1], best))
-    whole = grid.fit(1, difference, blurs[0], wanted[0], full)
-    signal = grid.densities @ (wanted[0][1].square() + wanted[1][1].square())
-    return Basis(reach, tuple(nodes.tolist()), whole, tuple(curvatures), signal)
-
-
 def terms(noise: Noise, t: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     """E and O [T, S] at pre-activations ``t >= 0`` and ``steps``, both in the noise's scale, from their definition."""
     below, step = -t[:, None] * noise.scale, steps * noise.scale
@@ -217,25 +215,6 @@ def _gauss_nodes(z: Tensor, measure: Tensor, rank: int) -> Tensor:
     q = torch.linalg.qr(powers)[0]
     nodes: Tensor = torch.linalg.eigvalsh(q.T @ (z[:, None] * q))
     return nodes
-
-
-def _grid(noise: Noise, reach: float, width: float, steps: Tensor, share: Tensor, bins: Tensor) -> _Grid:
-    """Pre-activations over the noise's range and a step beyond, dense within ``width`` of 0 and of the density's jumps."""
-    end = 8 + reach
-    t = torch.arange(0, end, 0.02, dtype=torch.float64, device="cpu")
-    k = torch.linspace(-1, 1, 161, dtype=torch.float64, device="cpu")
-    window = 1.25 * width * k * k.abs()
-    t = torch.cat([t, *(window + centre for centre in (0.0, *_jumps(noise, t)))])
-    t = t[(t >= 0) & (t <= end)].unique()
-    gaps = t.diff()
-    cell = torch.cat([gaps, gaps.new_zeros(1)]) + torch.cat([gaps.new_zeros(1), gaps])
-    # Narrow, as usual in a layer, and broad.
-    densities = torch.stack([torch.exp(-2 * t**2), torch.exp(-(t**2) / 2), (t <= 4 + reach).to(t.dtype)]) * cell
-    densities = densities / densities.sum(1, keepdim=True)
-    slope = terms(noise, t, steps[:1])[0][:, 0] / steps[0]
-    # Each of them has the same say in the fit.
-    density = (densities / (densities @ slope**2)[:, None]).mean(0)
-    return _Grid(reach, t, densities, density, steps, share, bins)
 
 
 def _jumps(noise: Noise, t: Tensor) -> list[float]:

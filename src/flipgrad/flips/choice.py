@@ -12,10 +12,9 @@ from torch import Tensor
 
 from flipgrad import native
 from flipgrad.errors import InputError
-from flipgrad.flips import triton
-from flipgrad.flips.form import Form, find_form
-from flipgrad.flips.passes import root_mean_square
-from flipgrad.noise import Logistic, Noise
+from flipgrad.flips import compiled, triton
+from flipgrad.flips.form import Form, find_form, root_mean_square
+from flipgrad.noise import Noise
 
 Kernel = Literal["separable", "native", "triton", "vectorized"]
 
@@ -50,12 +49,14 @@ class Choice:
         form: of the separable one, if it was considered.
         seconds: the estimated time of every implementation that could be used.
         reason: why, in words.
+        exact: the best exact implementation, for sums in which the form is too coarse.
     """
 
     kernel: Kernel
     form: Form | None
     seconds: dict[str, float]
     reason: str
+    exact: Kernel
 
 
 def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor | None = None) -> Choice:
@@ -73,23 +74,33 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
     terms, activations = places * weight.numel(), places * weight.shape[0]
     seconds, exact, why = _exact(weight, noise, terms)
     if tolerance == 0:
-        return Choice(exact, None, seconds, f"exact was asked for; {why}")
+        return Choice(exact, None, seconds, f"exact was asked for; {why}", exact)
     # The least that the separable kernel takes: one product.
     work = _relative_time(weight) * (terms * PRODUCT + activations * FUNCTION[noise.closed_form])
     least = CALL["separable"] + work
     if seconds[exact] <= least:
-        return Choice(exact, None, {**seconds, "separable": least}, f"small enough for the exact kernel; {why}")
+        return Choice(exact, None, {**seconds, "separable": least}, f"small enough for the exact kernel; {why}", exact)
     form = find_form(weight, noise, tolerance, activation_rms=math.inf if a is None else root_mean_square(a))
     if not form.reachable:
         weights = f"weights {'above' if form.estimated_error == math.inf else 'up to'} {form.limit:.2g}"
         text = f"no separable form within {tolerance:g} for {weights} and {noise}; {why}"
-        return Choice(exact, form, seconds, text)
+        return Choice(exact, form, seconds, text, exact)
     seconds["separable"] = CALL["separable"] + form.rank * work
     ranks = f"{len(form.difference)} + {len(form.curvature)}"
     text = f"the separable form of rank {ranks} has an error of {form.estimated_error:.1e}"
     if seconds["separable"] <= seconds[exact]:
-        return Choice("separable", form, seconds, f"{text}, within {tolerance:g}, and costs {form.rank} ordinary products")
-    return Choice(exact, form, seconds, f"{text} but costs more than the exact kernel; {why}")
+        text = f"{text}, within {tolerance:g}, and costs {form.rank} ordinary products"
+        return Choice("separable", form, seconds, text, exact)
+    return Choice(exact, form, seconds, f"{text} but costs more than the exact kernel; {why}", exact)
+
+
+def choose_per_weight(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor) -> Choice:
+    """Decide for a slope product, which has no exact kernel to compare with but the vectorized one."""
+    form = None
+    if tolerance != 0 and places * weight.numel() * TERM["vectorized"] > CALL["separable"]:
+        form = find_form(weight, noise, tolerance, activation_rms=root_mean_square(a))
+    usable = form is not None and form.reachable
+    return Choice("separable" if usable else "vectorized", form, {}, "", "vectorized")
 
 
 def explain(layer: Layer, *, places: int = 2**14, tolerance: float = 1e-3) -> str:
@@ -113,7 +124,7 @@ def explain(layer: Layer, *, places: int = 2**14, tolerance: float = 1e-3) -> st
 def _exact(weight: Tensor, noise: Noise, terms: int) -> tuple[dict[str, float], Kernel, str]:
     """The times of the exact kernels, the best of them, and why it is."""
     seconds = {"vectorized": CALL["vectorized"] + _relative_time(weight) * terms * TERM["vectorized"]}
-    if not isinstance(noise, Logistic):
+    if not noise.compiled:
         return seconds, "vectorized", f"the compiled kernel is for logistic noise, this is {noise}"
     if weight.device.type == "cuda":
         if not triton.available():
@@ -126,7 +137,7 @@ def _exact(weight: Tensor, noise: Noise, terms: int) -> tuple[dict[str, float], 
         _warn_once()
         return seconds, "vectorized", f"the compiled kernel is missing ({native.reason()})"
     # Looking at the weights is worth it only where much is at stake.
-    large = terms * LARGE_TERM > CALL["separable"] and _largest(weight) > LARGE * noise.scale
+    large = terms * LARGE_TERM > CALL["separable"] and compiled.largest(weight.detach()) > LARGE * noise.scale
     seconds["native"] = CALL["native"] + terms * (LARGE_TERM if large else TERM["native"])
     return seconds, "native", "the compiled kernel is the fastest exact one"
 
@@ -139,10 +150,3 @@ def _warn_once() -> None:
 def _relative_time(weight: Tensor) -> float:
     """The time of arithmetic on the weight's device, relative to the processor's."""
     return GPU_FACTOR if weight.device.type == "cuda" else 1.0
-
-
-def _largest(weight: Tensor) -> float:
-    if not weight.numel():
-        return 0.0
-    largest = float(weight.detach().abs().max())
-    return largest if math.isfinite(largest) else math.inf

@@ -19,16 +19,16 @@ where that is more. An output state that is 0 adds nothing.
 
 from __future__ import annotations
 
+import math
 from functools import partial
-from typing import Literal
 
+import torch
 from torch import Tensor
 
 from flipgrad.flips import vectorized
-from flipgrad.flips._arguments import by_convolution, check_logistic, memory_format
+from flipgrad.flips._arguments import by_convolution, check_compiled, memory_format
 from flipgrad.flips.ordinary import Geometry
-from flipgrad.native.flips import sum_over_flips
-from flipgrad.native.library import check_tensors
+from flipgrad.native.library import WEIGHTS_TOO_LARGE, call, check_tensors, computed_in
 from flipgrad.noise import Noise
 
 
@@ -41,23 +41,52 @@ def flip_product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Nois
 
 
 def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None) -> Tensor:
-    """:func:`flipgrad.flips.log_ratio` of :class:`~flipgrad.noise.Logistic` noise, for states -1 and +1, and 0 for no unit.
-
-    The result has the memory format of ``x``.
-    """
+    """:func:`flipgrad.flips.log_ratio`, like :func:`flip_product`."""
     return _sum("ratio", noise, geometry, x=x, a=a, states=states, weight=weight)
 
 
-def _sum(function: Literal["flip", "ratio"], noise: Noise, geometry: Geometry | None, **tensors: Tensor) -> Tensor:
-    check_logistic("native", noise)
+def _sum(function: str, noise: Noise, geometry: Geometry | None, **tensors: Tensor) -> Tensor:
+    check_compiled("native", noise)
     check_tensors(**tensors)
     return by_convolution(partial(_convolution, function, noise), geometry, **tensors)
 
 
 def _convolution(
-    function: Literal["flip", "ratio"], noise: Noise, geometry: Geometry, x: Tensor, a: Tensor, given: Tensor, weight: Tensor
+    function: str, noise: Noise, geometry: Geometry, x: Tensor, a: Tensor, given: Tensor, weight: Tensor
 ) -> Tensor:
-    pairs, tensors = (geometry.stride, geometry.padding, geometry.dilation), (x, a, given, weight)
-    u = sum_over_flips(function, tensors, noise.scale, pairs, geometry.groups, memory_format(x))
+    """The flip product, or the log ratio of the output states that are ``given``; nothing is checked here."""
+    dtype = computed_in(x.dtype)
+    u = torch.empty(x.shape, dtype=dtype, memory_format=memory_format(x))
+    if u.numel() == 0:
+        return u.to(x.dtype)
+    memory = [*(t.detach().to(dtype) for t in (x, a, given, weight)), u]
+    status = call(
+        function,
+        dtype,
+        *memory,
+        batch=x.shape[0],
+        groups=geometry.groups,
+        in_channels=weight.shape[1],
+        out_channels=weight.shape[0] // geometry.groups,
+        height=x.shape[2],
+        width=x.shape[3],
+        out_height=a.shape[2],
+        out_width=a.shape[3],
+        kernel=tuple(weight.shape[2:]),
+        stride=geometry.stride,
+        padding=geometry.padding,
+        dilation=geometry.dilation,
+        largest_weight=largest(memory[3]),
+        scale=noise.scale,
+        **{f"{name}_strides": t.stride() for name, t in zip(("x", "a", "grad", "weight", "u"), memory, strict=True)},
+    )
     # Only flip products have weights that are too large.
-    return vectorized.flip_product(x, a, given, weight, noise, geometry) if u is None else u
+    return vectorized.flip_product(x, a, given, weight, noise, geometry) if status == WEIGHTS_TOO_LARGE else u.to(x.dtype)
+
+
+def largest(weight: Tensor) -> float:
+    """The largest absolute value; infinite where one is NaN, which says nothing about the others."""
+    if weight.numel() == 0:
+        return 0.0
+    low, high = torch.aminmax(weight)
+    return math.inf if low.isnan() else max(-low.item(), high.item())

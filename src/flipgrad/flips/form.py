@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips import _basis, passes
+from flipgrad.flips import _basis
 from flipgrad.flips._basis import HIGHEST, LOWEST, PER_OCTAVE, SMALLEST_TOP
+from flipgrad.native import library
 from flipgrad.noise import Noise
 
 # Beyond this many products of either kind an exact kernel is faster.
@@ -31,6 +32,9 @@ MARGIN = 1.5
 # Pre-activations are taken as normal if their root mean square is at most this many scales.
 LARGEST_NORMAL_RMS = 1.25
 
+# Weights, and pre-activations, that statistics are made of: of more, about as many evenly spaced ones.
+WEIGHTS_READ, ACTIVATIONS_READ = 2**15, 2**14
+
 # Forms are kept for distributions of weights that are told apart to 1/16 octave in size, far within the margin.
 BINS_PER_OCTAVE, MOST_FORMS_KEPT = 16, 4096
 SMALLEST_SQUARE = 1e-30
@@ -39,18 +43,17 @@ _forms: dict[tuple[object, ...], Form] = {}
 # The largest ratio of the largest weight to the weights' root mean square that is told apart, in half octaves.
 MOST_HALF_OCTAVES = 12
 
+# ``kBlock`` of csrc/features.cpp.
+BLOCK = 256
 
-@dataclass(frozen=True)
-class Function:
-    """A function of the weight at one node: ``w**power`` times a polynomial in ``2 (w / limit)**2 - 1``."""
-
-    node: int
-    coefficients: tuple[float, ...]
+Coefficients = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
 class Form:
     """How to compute the flip product of a layer with weights like those it was made for.
+
+    Functions of the weight w are given by the coefficients, lowest power first, of a polynomial in ``2 (w / limit)**2 - 1``.
 
     Attributes:
         tolerance: the relative L2 error that was asked for.
@@ -58,16 +61,18 @@ class Form:
         limit: the weights' absolute values up to which it holds; for any weights at most :data:`_basis.LARGEST` scales of
             the noise.
         steps: the nodes of the functions of the pre-activations.
-        difference: the functions of the weight for the differences E, one for every node.
-        curvature: those for the curvatures O; none if these are below the tolerance.
+        difference: the functions of the weight for the differences E, one for every node, each a polynomial times w.
+        curvature: those for the curvatures O, polynomials times w**2; none if these are below the tolerance.
+        curvature_nodes: the indices of their nodes among the steps.
     """
 
     tolerance: float
     estimated_error: float
     limit: float
     steps: tuple[float, ...]
-    difference: tuple[Function, ...]
-    curvature: tuple[Function, ...]
+    difference: Coefficients
+    curvature: Coefficients
+    curvature_nodes: tuple[int, ...]
 
     @property
     def reachable(self) -> bool:
@@ -78,16 +83,6 @@ class Form:
     def rank(self) -> int:
         """The number of ordinary products that it takes."""
         return len(self.difference) + len(self.curvature)
-
-    @property
-    def curvature_nodes(self) -> tuple[int, ...]:
-        """The indices of the steps at which curvatures are needed."""
-        return tuple(f.node for f in self.curvature)
-
-    @property
-    def coefficients(self) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-        """The polynomials of the differences and of the curvatures."""
-        return [f.coefficients for f in self.difference], [f.coefficients for f in self.curvature]
 
 
 def find_form(weight: Tensor, noise: Noise, tolerance: float = 1e-3, *, activation_rms: float = math.inf) -> Form:
@@ -118,7 +113,7 @@ def find_form(weight: Tensor, noise: Noise, tolerance: float = 1e-3, *, activati
     if key not in _forms:
         if len(_forms) >= MOST_FORMS_KEPT:
             _forms.clear()
-        _forms[key] = _find(passes.some(weight), noise, tolerance, normal)
+        _forms[key] = _find(_some(weight), noise, tolerance, normal)
     return _forms[key]
 
 
@@ -153,8 +148,9 @@ def _find(weight: Tensor, noise: Noise, tolerance: float, normal: bool) -> Form:
         estimated_error=error if largest <= HIGHEST else math.inf,
         limit=basis.reach / 2 * noise.scale,
         steps=basis.steps,
-        difference=_functions(basis.difference, 2 / noise.scale),
-        curvature=_functions(basis.curvature[curved], (2 / noise.scale) ** 2),
+        difference=_scaled(basis.difference.coefficients, 2 / noise.scale),
+        curvature=_scaled(basis.curvature[curved].coefficients, (2 / noise.scale) ** 2),
+        curvature_nodes=basis.curvature[curved].nodes,
     )
 
 
@@ -162,7 +158,7 @@ def _summary(weight: Tensor, scale: float) -> tuple[int, ...]:
     """What tells distributions of weights apart: the logarithms of their largest, of their second and fourth moments."""
     if not weight.numel():
         return ()
-    largest, second, fourth = passes.moments(weight)
+    largest, second, fourth = _moments(weight)
     numbers = (n / scale**2 for n in (largest, second, math.sqrt(fourth)))
     return tuple(
         math.floor(BINS_PER_OCTAVE / 2 * math.log2(max(n, SMALLEST_SQUARE))) if math.isfinite(n) else 0 for n in numbers
@@ -186,8 +182,45 @@ def _error(basis: _basis.Basis, curved: int, counts: Tensor, eps: float, distrib
     return MARGIN * math.sqrt(float(errors[distributions].amax()))
 
 
-def _functions(fit: _basis.Fit, factor: float) -> tuple[Function, ...]:
-    return tuple(
-        Function(node, tuple(factor * c for c in coefficients))
-        for node, coefficients in zip(fit.nodes, fit.coefficients, strict=True)
-    )
+def _scaled(coefficients: Coefficients, factor: float) -> Coefficients:
+    return tuple(tuple(factor * c for c in row) for row in coefficients)
+
+
+def root_mean_square(a: Tensor) -> float:
+    """That of some of the pre-activations."""
+    if library.takes(a):
+        return math.sqrt(compiled_moments(a, ACTIVATIONS_READ)[1])
+    flat = a.detach().flatten()
+    return float(flat[:: max(1, len(flat) // ACTIVATIONS_READ)].float().square().mean().sqrt()) if len(flat) else 0.0
+
+
+def _moments(weight: Tensor) -> tuple[float, float, float]:
+    """The largest square of weights, their mean square and their mean fourth power."""
+    if library.takes(weight):
+        return compiled_moments(weight, weight.numel())
+    square = _some(weight).square()
+    largest, second, fourth = torch.stack([square.amax(), square.mean(), square.square().mean()]).tolist()
+    return largest, second, fourth
+
+
+def compiled_moments(t: Tensor, most: int) -> tuple[float, float, float]:
+    """The largest square, the mean square and the mean fourth power of contiguous float32 numbers.
+
+    Of more than ``most`` numbers about as many are read, in evenly spaced blocks.
+    """
+    count = t.numel()
+    every = max(1, count // most)
+    sums = torch.zeros(3, dtype=torch.float64)
+    library.call("moments", torch.float32, t, sums, count=count, every=every)
+    blocks = -(-count // (every * BLOCK))
+    read = blocks * BLOCK - max(0, (blocks - 1) * every * BLOCK + BLOCK - count)
+    largest, second, fourth = sums.tolist()
+    return largest, second / max(1, read), fourth / max(1, read)
+
+
+def _some(weight: Tensor) -> Tensor:
+    """The weights, or of many of them some evenly spaced ones and the largest, in at least float32."""
+    flat = weight.detach().flatten()
+    if len(flat) > WEIGHTS_READ:
+        flat = torch.cat([flat[:: -(-len(flat) // WEIGHTS_READ)], torch.stack(torch.aminmax(flat))])
+    return flat.to(torch.promote_types(flat.dtype, torch.float32))

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips._arguments import by_convolution, check_logistic, memory_format
+from flipgrad.flips._arguments import by_convolution, check_compiled, memory_format
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.native.library import check_dtypes
 from flipgrad.noise import Noise
@@ -69,7 +69,7 @@ def _interpreted() -> bool:
 
 
 def _sum(ratio: bool, noise: Noise, geometry: Geometry | None, **tensors: Tensor) -> Tensor:
-    check_logistic("Triton", noise)
+    check_compiled("Triton", noise)
     if not available():
         raise InputError(f"flipgrad's Triton kernel is not available: {reason()}")
     x = tensors["x"]

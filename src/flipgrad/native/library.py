@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,16 +19,53 @@ LIBRARY = Path(__file__).parent.parent / "_native.so"
 # Only the instructions that every processor of this architecture has: to test them, and to compare.
 PORTABLE = os.environ.get("FLIPGRAD_PORTABLE", "") not in ("", "0")
 
-# The functions of csrc/flipgrad.h.
-FUNCTIONS = (
-    *(f"{name}_{suffix}" for name in ("flip", "ratio", "sample_logistic", "sample_probability") for suffix in ("f32", "f64")),
-    *(f"{name}_f32" for name in ("features", "log_features", "weights", "product", "moments", "mean_slopes")),
+# The fields of every function's structure in csrc/flipgrad.h, in their order.
+_FLIP = (
+    "batch groups in_channels out_channels height width out_height out_width kernel stride padding dilation "
+    "x_strides a_strides grad_strides weight_strides u_strides largest_weight scale threads portable"
 )
-WEIGHTS_TOO_LARGE = 2
-_OUT_OF_MEMORY = 1
+_SAMPLE = "count seed offset scale threads portable draws t"
+_FIELDS = {
+    "flip": _FLIP,
+    "ratio": _FLIP,
+    "sample_logistic": _SAMPLE,
+    "sample_probability": _SAMPLE,
+    "mean_slopes": _SAMPLE,
+    "features": "images block differences curvatures cosh_steps curvature_nodes scale threads portable",
+    "log_features": (
+        "images block differences curvatures half_steps half_tanhs heights difference_matrix curvature_matrix scale "
+        "threads portable"
+    ),
+    "weights": "count functions odd_powers terms coefficients limit threads portable",
+    "product": "batch inputs outputs differences curvatures terms coefficients limit threads portable",
+    "moments": "count every threads portable",
+}
+# Their types, if not int64_t.
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("seed", "offset"), ctypes.c_uint64),
+    **dict.fromkeys(("largest_weight", "scale", "limit", "t"), ctypes.c_double),
+    **dict.fromkeys(("kernel", "stride", "padding", "dilation"), ctypes.c_int64 * 2),
+    **dict.fromkeys((f"{name}_strides" for name in ("x", "a", "grad", "weight", "u")), ctypes.c_int64 * 4),
+    **dict.fromkeys(("cosh_steps", "half_steps", "half_tanhs", "heights", "coefficients"), ctypes.POINTER(ctypes.c_float)),
+    **dict.fromkeys(("difference_matrix", "curvature_matrix"), ctypes.POINTER(ctypes.c_float)),
+    "curvature_nodes": ctypes.POINTER(ctypes.c_int64),
+}
 _SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
+# Functions that exist for both of these dtypes; the others are for float32.
+_OF_BOTH_DTYPES = ("flip", "ratio", "sample_logistic", "sample_probability")
+
+# What a function returns besides 0.
+_OUT_OF_MEMORY, WEIGHTS_TOO_LARGE = 1, 2
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def _structure(fields: str) -> type[ctypes.Structure]:
+    types = [(name, _TYPES.get(name, ctypes.c_int64)) for name in fields.split()]
+    return type("Problem", (ctypes.Structure,), {"_fields_": types})
+
+
+_PROBLEMS = {name: _structure(fields) for name, fields in _FIELDS.items()}
 
 
 def load() -> tuple[ctypes.CDLL | None, str]:
@@ -36,8 +74,9 @@ def load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"{LIBRARY} does not exist: install the package where there is a C++ compiler (pip install .)"
     try:
         library = ctypes.CDLL(str(LIBRARY))
-        for name in FUNCTIONS:
-            getattr(library, f"flipgrad_{name}")
+        for name in _FIELDS:
+            for suffix in _SUFFIXES.values() if name in _OF_BOTH_DTYPES else ("f32",):
+                getattr(library, f"flipgrad_{name}_{suffix}")
     except (OSError, AttributeError) as error:
         return None, f"{LIBRARY} cannot be loaded ({error}): install the package anew (pip install .)"
     return library, ""
@@ -98,29 +137,17 @@ def check_dtypes(taker: str, **tensors: Tensor) -> None:
             raise InputError(f"{name} has dtype {t.dtype}, but {first} has {like.dtype}: give them one dtype")
 
 
-class Problem(ctypes.Structure):
-    """A structure of csrc/flipgrad.h: what a function is to compute, but for its tensors."""
-
-    threads: int
-    portable: int
-
-
-def integers(names: str) -> tuple[tuple[str, type[ctypes.c_int64]], ...]:
-    """Fields of whole numbers of a :class:`Problem`."""
-    return tuple((name, ctypes.c_int64) for name in names.split())
-
-
 def floats(numbers: Iterable[float]) -> ctypes.Array[ctypes.c_float]:
-    """Numbers as a problem points to them."""
+    """Numbers as a structure points to them."""
     values = tuple(numbers)
     return (ctypes.c_float * len(values))(*values)
 
 
-def call(name: str, dtype: torch.dtype, problem: Problem, *tensors: Tensor) -> int:
-    """Run a function on the memory of ``tensors``, whose sizes must be those of the problem; returns its status."""
+def call(name: str, dtype: torch.dtype, *tensors: Tensor, **fields: Any) -> int:
+    """Run a function on the memory of ``tensors``, whose sizes must be those that its ``fields`` say; returns its status."""
     if _library is None:
         raise InputError(f"flipgrad's compiled library is not available: {reason()}")
-    problem.threads, problem.portable = torch.get_num_threads(), PORTABLE
+    problem = _PROBLEMS[name](**fields, threads=torch.get_num_threads(), portable=PORTABLE)
     function = getattr(_library, f"flipgrad_{name}_{_SUFFIXES[dtype]}")
     status: int = function(ctypes.byref(problem), *(ctypes.c_void_p(t.data_ptr()) for t in tensors))
     if status == _OUT_OF_MEMORY:

@@ -6,27 +6,13 @@ seed; both are from 0 to 2**63 - 1. Results have the shape, dtype and layout of 
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.native.library import Problem, call, check_tensors, computed_in, integers
-
-
-class SampleProblem(Problem):
-    """``SampleProblem`` of csrc/flipgrad.h."""
-
-    _fields_ = (
-        ("count", ctypes.c_int64),
-        ("seed", ctypes.c_uint64),
-        ("offset", ctypes.c_uint64),
-        ("scale", ctypes.c_double),
-        *integers("threads portable draws"),
-        ("t", ctypes.c_double),
-    )
+from flipgrad.native.library import call, check_tensors, computed_in
 
 
 def logistic_states(a: Tensor, scale: float, seed: int, offset: int = 0) -> Tensor:
@@ -35,16 +21,14 @@ def logistic_states(a: Tensor, scale: float, seed: int, offset: int = 0) -> Tens
     A uniform number of 32 bits is compared with the probability, so that probabilities are rounded to 2**-32; the smaller one
     of F(a) and F(-a), computed in float32, has a relative error of about 2e-7 besides.
     """
-    check_tensors(a=a)
-    _check_not_negative(seed=seed, offset=offset)
+    _check(seed, offset, a=a)
     states: Tensor = torch.ops.flipgrad.sample_states_native(a, scale, seed, offset)
     return states
 
 
 def states_from_probability(probability: Tensor, seed: int, offset: int = 0) -> Tensor:
     """States +1 with the given ``probability``, rounded to 2**-32, else -1."""
-    check_tensors(probability=probability)
-    _check_not_negative(seed=seed, offset=offset)
+    _check(seed, offset, probability=probability)
     states: Tensor = torch.ops.flipgrad.sample_states_from_probability_native(probability, seed, offset)
     return states
 
@@ -56,36 +40,28 @@ def mean_slopes(a: Tensor, x: Tensor, scale: float, t: float, samples: int, seed
         Z_k \sim p(Z \mid \mathrm{sign}(a - Z) = x)
 
     The random number behind :math:`Z_k` is that of :func:`logistic_states` with ``offset`` + k - 1, less its last bit.
-    Computed in float32; terms below the smallest normal number have no digits.
-
-    Args:
-        a: pre-activations of any shape.
-        x: their states.
-        scale: of the noise Z.
-        t: the temperature.
-        samples: the number K.
-        seed: of the random numbers.
-        offset: the first of ``samples`` offsets that the call takes.
+    Computed in float32; terms below the smallest normal number have no digits. The number K is ``samples``, ``t`` the
+    temperature, and ``scale`` that of the noise Z.
     """
-    check_tensors(a=a, x=x)
-    _check_not_negative(seed=seed, offset=offset)
+    _check(seed, offset, a=a, x=x)
     slopes: Tensor = torch.ops.flipgrad.mean_slopes_native(x * a, scale, t, samples, seed, offset)
     return slopes
 
 
-def _check_not_negative(**numbers: int) -> None:
-    for name, value in numbers.items():
+def _check(seed: int, offset: int, **tensors: Tensor) -> None:
+    check_tensors(**tensors)
+    for name, value in (("seed", seed), ("offset", offset)):
         if not 0 <= value < 2**63:
             raise InputError(f"{name}={value}: must be from 0 to 2**63 - 1")
 
 
-def _sample(function: str, given: Tensor, dtype: torch.dtype, **problem: Any) -> Tensor:
+def _sample(function: str, given: Tensor, dtype: torch.dtype, **fields: Any) -> Tensor:
     # Numbered as they lie in memory, so that no layout is copied but one with gaps.
     out = torch.empty_like(given, dtype=dtype)
     numbers = given.detach().to(dtype)
     if numbers.stride() != out.stride():
         numbers = torch.empty_like(out).copy_(numbers)
-    call(function, dtype, SampleProblem(count=out.numel(), **problem), numbers, out)
+    call(function, dtype, numbers, out, count=out.numel(), **fields)
     return out.to(given.dtype)
 
 
@@ -101,22 +77,17 @@ def _mean_slopes(xa: Tensor, scale: float, t: float, samples: int, seed: int, of
     return _sample("mean_slopes", xa, torch.float32, scale=scale, seed=seed, offset=offset, draws=samples, t=t)
 
 
-def _fake(t: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(t)
-
-
 def _register(name: str, arguments: str, implementation: Any) -> None:
     """An operator of a tensor and numbers, under ``torch.vmap`` too."""
     torch.library.define(f"flipgrad::{name}", f"({arguments}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
     torch.library.impl(f"flipgrad::{name}", "cpu", implementation)
-    torch.library.register_fake(f"flipgrad::{name}", _fake)
-    operator = getattr(torch.ops.flipgrad, name)
+    torch.library.register_fake(f"flipgrad::{name}", lambda t, *_: torch.empty_like(t))
 
     def over_draws(info: object, in_dims: tuple[int | None, ...], t: Tensor, *numbers: object) -> tuple[Tensor, int]:
         """Units are told apart by their index, so that many draws are one large tensor."""
         if in_dims[0] is None:
             raise InputError("sampling under torch.vmap: the draws share their pre-activations; expand these to one for each")
-        return operator(t.movedim(in_dims[0], 0), *numbers), 0
+        return getattr(torch.ops.flipgrad, name)(t.movedim(in_dims[0], 0), *numbers), 0
 
     torch.library.register_vmap(f"flipgrad::{name}", over_draws)
 
