@@ -35,7 +35,7 @@ __all__ = ["Choice", "Geometry", "choose", "explain", "flip_product", "log_ratio
 # The noises that operators know.
 KINDS: dict[str, type[Noise]] = {kind.__name__: kind for kind in (Laplace, Logistic, Normal, Uniform)}
 
-# The exact ways, by :attr:`Choice.exact`.
+# The exact ways, by :attr:`Choice.kernel`.
 EXACT = {"native": compiled, "triton": triton, "vectorized": vectorized}
 
 # The error of log ratios and slope products may be this many times the tolerance, which is that of flip products: what depends
@@ -179,13 +179,15 @@ def _compute(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tenso
     weight, a = inputs[-1], inputs[kind.tensors.index("a")]
     # Output positions of all examples together.
     places = a.numel() // max(1, a.shape[1])
-    choice = (choose_per_weight if kind.per_weight else choose)(weight, noise, places, tolerance, a=a)
+    decide = choose_per_weight if kind.per_weight else choose
+    choice = decide(weight, noise, places, tolerance, a=a)
     form = choice.form if choice.kernel == "separable" else None
     # A form is made for flip products.
     if form is not None and separable.error(kind.name, form, noise) <= RATIO_ERROR_FACTOR * tolerance:
         result: Tensor = getattr(separable, kind.name)(*inputs, noise, form, geometry)
     else:
-        result = getattr(EXACT[choice.exact], kind.name)(*inputs, noise, geometry)
+        exact = choice if form is None else decide(weight, noise, places, 0.0, a=a)
+        result = getattr(EXACT[exact.kernel], kind.name)(*inputs, noise, geometry)
     return result.to(kind.like(tensors).dtype)
 
 

@@ -49,14 +49,12 @@ class Choice:
         form: of the separable one, if it was considered.
         seconds: the estimated time of every implementation that could be used.
         reason: why, in words.
-        exact: the best exact implementation, for sums in which the form is too coarse.
     """
 
     kernel: Kernel
     form: Form | None
     seconds: dict[str, float]
     reason: str
-    exact: Kernel
 
 
 def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor | None = None) -> Choice:
@@ -74,24 +72,23 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
     terms, activations = places * weight.numel(), places * weight.shape[0]
     seconds, exact, why = _exact(weight, noise, terms)
     if tolerance == 0:
-        return Choice(exact, None, seconds, f"exact was asked for; {why}", exact)
+        return Choice(exact, None, seconds, f"exact was asked for; {why}")
     # The least that the separable kernel takes: one product.
     work = _relative_time(weight) * (terms * PRODUCT + activations * FUNCTION[noise.closed_form])
     least = CALL["separable"] + work
     if seconds[exact] <= least:
-        return Choice(exact, None, {**seconds, "separable": least}, f"small enough for the exact kernel; {why}", exact)
+        return Choice(exact, None, {**seconds, "separable": least}, f"small enough for the exact kernel; {why}")
     form = find_form(weight, noise, tolerance, activation_rms=math.inf if a is None else root_mean_square(a))
     if not form.reachable:
         weights = f"weights {'above' if form.estimated_error == math.inf else 'up to'} {form.limit:.2g}"
         text = f"no separable form within {tolerance:g} for {weights} and {noise}; {why}"
-        return Choice(exact, form, seconds, text, exact)
+        return Choice(exact, form, seconds, text)
     seconds["separable"] = CALL["separable"] + form.rank * work
     ranks = f"{len(form.difference)} + {len(form.curvature)}"
     text = f"the separable form of rank {ranks} has an error of {form.estimated_error:.1e}"
     if seconds["separable"] <= seconds[exact]:
-        text = f"{text}, within {tolerance:g}, and costs {form.rank} ordinary products"
-        return Choice("separable", form, seconds, text, exact)
-    return Choice(exact, form, seconds, f"{text} but costs more than the exact kernel; {why}", exact)
+        return Choice("separable", form, seconds, f"{text}, within {tolerance:g}, and costs {form.rank} ordinary products")
+    return Choice(exact, form, seconds, f"{text} but costs more than the exact kernel; {why}")
 
 
 def choose_per_weight(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor) -> Choice:
@@ -100,7 +97,7 @@ def choose_per_weight(weight: Tensor, noise: Noise, places: int, tolerance: floa
     if tolerance != 0 and places * weight.numel() * TERM["vectorized"] > CALL["separable"]:
         form = find_form(weight, noise, tolerance, activation_rms=root_mean_square(a))
     usable = form is not None and form.reachable
-    return Choice("separable" if usable else "vectorized", form, {}, "", "vectorized")
+    return Choice("separable" if usable else "vectorized", form, {}, "")
 
 
 def explain(layer: Layer, *, places: int = 2**14, tolerance: float = 1e-3) -> str:
