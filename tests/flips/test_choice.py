@@ -11,7 +11,7 @@ from torch import Tensor
 
 import flipgrad as fg
 from flipgrad import flips
-from flipgrad.flips import Geometry, choice, naive, passes, separable, vectorized
+from flipgrad.flips import Geometry, choice, naive, separable, vectorized
 from flipgrad.flips._arguments import flat
 from flipgrad.flips.form import Form, find_form
 from flipgrad.native import library
@@ -212,7 +212,7 @@ def test_compiled_features_are_those_of_torch(shape, steps, nodes, portable, mon
     generator = torch.Generator().manual_seed(0)
     a, grad = torch.randn(shape, generator=generator) * 30, torch.randn(shape, generator=generator)
     form = Form(0.1, 0.0, 1.0, steps, difference=(), curvature=(), curvature_nodes=nodes)
-    differences, curvatures = passes.flip_functions(a, grad, fg.Logistic(1.5), form, groups=1)
+    differences, curvatures = separable.flip_functions(a, grad, fg.Logistic(1.5), form, groups=1)
     expected = fg.Logistic(1.5).flip_parts(a.double(), grad.double(), steps, nodes)
     for actual, wanted in zip((differences, curvatures), expected, strict=True):
         assert torch.allclose(actual.double(), torch.cat([actual[:, :0].double(), *wanted], 1), rtol=1e-5, atol=1e-30)
@@ -228,10 +228,10 @@ def test_compiled_weight_functions_are_those_of_torch(shape, portable, monkeypat
     form = Form(0.1, 0.0, 2.0, (1.0, 2.0), difference, curvature, curvature_nodes=(0,))
     square = weight * weight
     expected = [
-        torch.cat([passes.polynomial(c, leading, square, 2.0) for c in some])
+        torch.cat([separable.polynomial(c, leading, square, 2.0) for c in some])
         for leading, some in ((weight, difference), (square, curvature))
     ]
-    for actual, wanted in zip(passes.weight_functions(weight, form, groups=1), expected, strict=True):
+    for actual, wanted in zip(separable.weight_functions(weight, form, groups=1), expected, strict=True):
         assert torch.allclose(actual, wanted, rtol=1e-5, atol=1e-7)
 
 

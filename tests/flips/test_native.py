@@ -22,7 +22,7 @@ from flipgrad.estimators._draws import conditional
 from flipgrad.flips import Geometry, compiled, naive
 from flipgrad.flips._arguments import flat
 from flipgrad.flips.form import BLOCK, Form, compiled_moments
-from flipgrad.flips.passes import fused_product
+from flipgrad.flips.separable import fused_product
 from flipgrad.native import library, sampling
 from flipgrad.noise import Laplace, Logistic, Normal, Uniform
 

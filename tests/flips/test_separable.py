@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from flipgrad.errors import InputError
-from flipgrad.flips import Geometry, _basis, choose, naive, passes, separable, vectorized
+from flipgrad.flips import Geometry, _basis, choose, naive, separable, vectorized
 from flipgrad.flips.form import MAX_RANK, Form, find_form
 from flipgrad.native import library
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
@@ -423,7 +423,7 @@ def test_fused_product_is_that_of_ordinary_ones(noise, layout, chunk, monkeypatc
         assert form.reachable
         found = []
         for pays in (True, False):
-            monkeypatch.setattr(passes, "fused_product_pays", lambda *_, pays=pays: pays)
+            monkeypatch.setattr(separable, "fused_product_pays", lambda *_, pays=pays: pays)
             monkeypatch.setattr(separable, "ACTIVATIONS_AT_ONCE", chunk)
             found.append(separable.flip_product(*tensors, noise, form))
         assert error(*found) < 1e-5
@@ -437,10 +437,10 @@ def test_fused_product_pays_by_size_and_processor(monkeypatch):
 
     for avx2, avx512, inputs, pays in ((1, 0, 1000, True), (1, 0, 10, False), (0, 0, 1000, False), (1, 1, 1000, False)):
         monkeypatch.setattr(library, "_library", Library(avx2, avx512))
-        assert passes.fused_product_pays(torch.ones(100, inputs)) is pays
-        assert not passes.fused_product_pays(torch.ones(1000, inputs))
+        assert separable.fused_product_pays(torch.ones(100, inputs)) is pays
+        assert not separable.fused_product_pays(torch.ones(1000, inputs))
     monkeypatch.setattr(library, "_library", None)
-    assert not passes.fused_product_pays(torch.ones(100, 1000))
+    assert not separable.fused_product_pays(torch.ones(100, 1000))
 
 
 def test_nothing_is_fitted_twice():

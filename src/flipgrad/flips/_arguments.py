@@ -53,21 +53,22 @@ def check_shapes(
     """Refuse shapes that do not belong together: a kernel would read other memory than the tensors'."""
     if share is not None and share.shape != x.shape:
         raise InputError(f"share has shape {tuple(share.shape)}, but the states have {tuple(x.shape)}: give a factor for each")
-    _check_dimensions(x, weight, geometry)
+    _check_kind_of_layer(x, weight, geometry)
     places: tuple[int, ...] = ()
     groups = 1
     if geometry is not None:
-        _check_geometry(geometry, weight)
         sizes = zip(x.shape[2:], weight.shape[2:], *geometry[:3], strict=True)
         places = tuple((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes)
         groups = geometry.groups
-    for name, t in of_outputs.items():
-        _check_shape(name, t, (x.shape[0], weight.shape[0], *places))
-    _check_shape("x", x, (x.shape[0], groups * weight.shape[1], *x.shape[2:]))
+    units, outputs = (x.shape[0], groups * weight.shape[1], *x.shape[2:]), (x.shape[0], weight.shape[0], *places)
+    for name, t in (*of_outputs.items(), ("x", x)):
+        expected = units if name == "x" else outputs
+        if tuple(t.shape) != expected:
+            raise InputError(f"{name} has shape {tuple(t.shape)}, but the layer's weight and states make it {expected}")
 
 
-def _check_dimensions(x: Tensor, weight: Tensor, geometry: Geometry | None) -> None:
-    """Refuse states and weights of another kind of layer."""
+def _check_kind_of_layer(x: Tensor, weight: Tensor, geometry: Geometry | None) -> None:
+    """Refuse states and weights of another kind of layer, and the geometry of no convolution."""
     if geometry is None and x.dim() != 2:
         raise InputError(f"x has shape {tuple(x.shape)}, not [B, in]: give the geometry of a convolution, e.g. Geometry()")
     if geometry is not None and x.dim() != 4:
@@ -75,10 +76,8 @@ def _check_dimensions(x: Tensor, weight: Tensor, geometry: Geometry | None) -> N
     if weight.dim() != x.dim():
         wanted = "[out, in]" if geometry is None else "[out, C / groups, kh, kw]"
         raise InputError(f"weight has shape {tuple(weight.shape)}, not {wanted} as the states {tuple(x.shape)} need")
-
-
-def _check_geometry(geometry: Geometry, weight: Tensor) -> None:
-    """Refuse the geometry of no convolution."""
+    if geometry is None:
+        return
     stride, padding, dilation, groups = geometry
     if min(*stride, *dilation, *weight.shape[2:], groups) < 1 or min(padding) < 0 or weight.shape[0] % groups:
         raise InputError(
@@ -87,19 +86,8 @@ def _check_geometry(geometry: Geometry, weight: Tensor) -> None:
         )
 
 
-def _check_shape(name: str, t: Tensor, expected: tuple[int, ...]) -> None:
-    if tuple(t.shape) != expected:
-        raise InputError(f"{name} has shape {tuple(t.shape)}, but the layer's weight and states make it {expected}")
-
-
 def by_convolution(convolution: Callable[..., Tensor], geometry: Geometry | None, **tensors: Tensor) -> Tensor:
-    """A sum over flips by a kernel for convolutions; a fully connected layer is one of one place.
-
-    Args:
-        convolution: the sum, of a geometry and the tensors.
-        geometry: that of the layer, or None.
-        tensors: ``x``, ``a``, what is given for every output, and ``weight``.
-    """
+    """A sum by a kernel for convolutions, of a geometry and ``tensors``; a fully connected layer is one of one place."""
     check_shapes(geometry=geometry, **tensors)
     if geometry is not None:
         return convolution(geometry, *tensors.values())

@@ -23,21 +23,14 @@ def over_draws(
     *,
     per_weight: bool,
 ) -> tuple[Tensor, int]:
-    """A sum over flips for many draws.
+    """The sums over flips of ``draws`` draws, and the dimension of the draws in them.
 
     Where all draws have the same weight they are one large batch, else groups of one convolution. The weight is known to be
-    the same if it has no dimension of draws, or one that was expanded, which has stride 0.
+    the same if it has no dimension of draws, or one that was expanded, which has stride 0. A sum with one number per weight
+    sums over the batch, so there draws are always groups.
 
-    Args:
-        evaluate: the sum for one layer.
-        draws: the number of draws.
-        in_dims: for every tensor the dimension of the draws, or None if all draws share the tensor.
-        tensors: units and outputs [B, ...] of the layer and, last, its weight; those with draws have a dimension more.
-        geometry: that of a convolution, or None.
-        per_weight: whether the sum has one number per weight, and so sums over the batch; else it has one per unit.
-
-    Returns:
-        The sums, and the dimension of the draws in them.
+    ``evaluate`` is the sum for one layer. For every one of the ``tensors``, the weight last, ``in_dims`` has the dimension of
+    the draws, or None if all draws share the tensor.
     """
     pairs = zip(tensors, in_dims, strict=True)
     *units, weight = (t.expand(draws, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in pairs)

@@ -25,32 +25,42 @@ sums over flips take the same :math:`v_r` and :math:`q_r`:
 The form was made for the flip product. Its errors in the other two sums are measured by :func:`errors`: for logistic and normal
 noise they are about as large, in the slope product of noises with a kink in their density far larger.
 
+Functions of the pre-activations and of the weights are computed in compiled code where the library takes the tensors, else in
+tensor operations. Several functions of one tensor are further channels of it, one function after the other.
+
 Memory formats are kept as they come. On a CPU the gradient of a convolution is up to a fifth faster with ``channels_last``
 tensors, about what it would cost to convert them here.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flipgrad.flips import passes
 from flipgrad.flips.form import Coefficients, Form
 from flipgrad.flips.ordinary import Geometry, input_gradient, weight_gradient
-from flipgrad.flips.passes import mixed, polynomial
+from flipgrad.native import library
+from flipgrad.native.library import call, floats
 from flipgrad.noise import Noise
-
-# Values at the nodes: differences, and curvatures.
-Parts = tuple[list[Tensor], list[Tensor]]
 
 # Pre-activations that are worked on at once on a CPU: with more, the memory allocator returns the temporary tensors to the
 # system every time, and to fault the pages in anew costs more than the arithmetic.
 ACTIVATIONS_AT_ONCE = 2**21
+
+# Where the fused product is faster than ordinary ones: it computes 16 inputs at once, and with many examples it matters little
+# that the functions of the weights need not be written to memory.
+LEAST_FUSED_INPUTS, MOST_FUSED_EXAMPLES = 32, 384
+
+# Values at the nodes: differences, and curvatures.
+Parts = tuple[list[Tensor], list[Tensor]]
 
 
 def flip_product(
@@ -60,16 +70,16 @@ def flip_product(
     dtype, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
     x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
     groups = 1 if geometry is None else geometry.groups
-    fused = geometry is None and passes.fused_product_pays(x)
+    fused = geometry is None and fused_product_pays(x)
     if fused:
         x, weight = x.contiguous(), weight.contiguous()
     else:
-        difference_weight, curvature_weight = passes.weight_functions(weight, form, groups)
+        difference_weight, curvature_weight = weight_functions(weight, form, groups)
 
     def examples(x: Tensor, a: Tensor, grad: Tensor) -> Tensor:
-        differences, curvatures = passes.flip_functions(a, grad, noise, form, groups)
+        differences, curvatures = flip_functions(a, grad, noise, form, groups)
         if fused:
-            return passes.fused_product(x, differences.contiguous(), curvatures.contiguous(), weight, form)
+            return fused_product(x, differences.contiguous(), curvatures.contiguous(), weight, form)
         u = input_gradient(differences, difference_weight, x, geometry)
         # Times x twice, not once: a zero is no unit.
         if not form.curvature:
@@ -86,11 +96,10 @@ def log_ratio(
 ) -> Tensor:
     """:func:`flipgrad.flips.log_ratio` by a flip product's form for these weights."""
     form, groups = with_curvature(form), 1 if geometry is None else geometry.groups
-    difference_weight, curvature_weight = passes.weight_functions(weight, form, groups)
-    matrices = factors(form, noise.scale)
+    difference_weight, curvature_weight = weight_functions(weight, form, groups)
 
     def examples(x: Tensor, a: Tensor, states: Tensor) -> Tensor:
-        differences, curvatures = passes.log_functions(a, states, noise, form, matrices, groups)
+        differences, curvatures = log_functions(a, states, noise, form, groups)
         u = input_gradient(differences, difference_weight, x, geometry)
         # Its memory is good for the next result.
         del differences
@@ -110,20 +119,12 @@ def slope_product(
     geometry: Geometry | None = None,
 ) -> Tensor:
     """:func:`flipgrad.flips.slope_product` by a flip product's form for these weights."""
-    form = with_curvature(form)
-    square, shared = weight * weight, share * x
+    form, shared = with_curvature(form), share * x
+    parts = _mixed(_slope_parts(a, grad, form, noise), form, noise)
     result = torch.zeros_like(weight)
-    for rows, leading, values, matrix, units in zip(
-        (form.difference, form.curvature),
-        (weight, square),
-        _slope_parts(a, grad, form, noise),
-        factors(form, noise.scale),
-        (shared * x, shared),
-        strict=True,
-    ):
-        for row, value in zip(rows, mixed(values, matrix), strict=True):
-            of_weight = polynomial(row, leading, square, form.limit)
-            result += of_weight * weight_gradient(value, weight, units, geometry)
+    for functions, values, units in zip(_polynomials(weight, form), parts, (shared * x, shared), strict=True):
+        for function, value in zip(functions, values, strict=True):
+            result += function * weight_gradient(value, weight, units, geometry)
     return result
 
 
@@ -176,13 +177,9 @@ def errors(form: Form, noise: Noise) -> dict[str, float]:
 
 def _squares(density: Tensor, wanted: tuple[Tensor, Tensor], parts: Parts, weight: Tensor, form: Form, noise: Noise) -> Tensor:
     """The sums of squares, weighted by a density, of what interpolation of ``parts`` misses of ``wanted``, and of this."""
-    square = weight * weight
     sums = torch.zeros(2, dtype=torch.float64, device="cpu")
-    for target, values, matrix, rows, leading in zip(
-        wanted, parts, factors(form, noise.scale), (form.difference, form.curvature), (weight, square), strict=True
-    ):
-        functions = torch.stack([polynomial(row, leading, square, form.limit) for row in rows])
-        found = torch.cat(mixed(values, matrix), 1) @ functions
+    for target, values, functions in zip(wanted, _mixed(parts, form, noise), _polynomials(weight, form), strict=True):
+        found = torch.cat(values, 1) @ torch.stack(functions)
         sums += torch.stack([(density * (target - found).square()).sum(), (density * target.square()).sum()])
     return sums
 
@@ -200,6 +197,18 @@ def with_curvature(form: Form) -> Form:
     return form if form.curvature else replace(form, curvature=((1.0,),), curvature_nodes=(0,))
 
 
+def _mixed(parts: Parts, form: Form, noise: Noise) -> Parts:
+    """Values at the nodes as factors of the functions of the weights."""
+    mixed = []
+    for values, matrix in zip(parts, factors(form, noise.scale), strict=True):
+        if len(values) == 1:
+            mixed.append([values[0].mul_(matrix[0][0])])
+        else:
+            stacked = torch.stack(values, -1)
+            mixed.append(list((stacked @ stacked.new_tensor(matrix)).unbind(-1)))
+    return mixed[0], mixed[1]
+
+
 @lru_cache(maxsize=1024)
 def factors(form: Form, scale: float) -> tuple[Coefficients, Coefficients]:
     """For the differences and for the curvatures: the matrix that turns values at the nodes into factors of the functions."""
@@ -209,3 +218,116 @@ def factors(form: Form, scale: float) -> tuple[Coefficients, Coefficients]:
         values = [polynomial(row, w**power, w**2, form.limit) for row in rows]
         matrices.append(tuple(tuple(row) for row in torch.linalg.inv(torch.stack(values)).tolist()))
     return matrices[0], matrices[1]
+
+
+def flip_functions(a: Tensor, grad: Tensor, noise: Noise, form: Form, groups: int) -> tuple[Tensor, Tensor]:
+    """The functions of the pre-activations in the flip product: see :meth:`flipgrad.noise.Noise.flip_parts`."""
+    nodes = form.curvature_nodes
+    if groups == 1 and noise.compiled and library.takes(a, grad):
+        indices = (ctypes.c_int64 * len(nodes))(*nodes)
+        steps = floats(map(math.cosh, form.steps))
+        return _compiled_functions("features", a, grad, noise, form, cosh_steps=steps, curvature_nodes=indices)
+    differences, curvatures = noise.flip_parts(a, grad, form.steps, nodes)
+    return _join(differences, 1, groups), _join(curvatures, 1, groups)
+
+
+def log_functions(a: Tensor, states: Tensor, noise: Noise, form: Form, groups: int) -> tuple[Tensor, Tensor]:
+    """Those in the log ratio: :meth:`flipgrad.noise.Noise.log_parts`, as factors of the functions of the weights."""
+    if groups == 1 and noise.compiled and library.takes(a, states):
+        difference_matrix, curvature_matrix = (floats(chain.from_iterable(rows)) for rows in factors(form, noise.scale))
+        return _compiled_functions(
+            "log_features",
+            *(a, states, noise, form),
+            half_steps=floats(step / 2 for step in form.steps),
+            half_tanhs=floats(math.tanh(step / 2) for step in form.steps),
+            heights=floats(math.sinh(form.steps[node] / 2) ** 2 for node in form.curvature_nodes),
+            difference_matrix=difference_matrix,
+            curvature_matrix=curvature_matrix,
+        )
+    differences, curvatures = _mixed(noise.log_parts(a, states, form.steps, form.curvature_nodes), form, noise)
+    return _join(differences, 1, groups), _join(curvatures, 1, groups)
+
+
+def _compiled_functions(
+    function: str, a: Tensor, given: Tensor, noise: Noise, form: Form, **fields: Any
+) -> tuple[Tensor, Tensor]:
+    """The functions [B, nodes C, ...] of ``a`` [B, C, ...] and of what is ``given`` with it, by a compiled ``function``."""
+    counts = {"differences": len(form.steps), "curvatures": len(form.curvature_nodes)}
+    results = [a.new_empty(a.shape[0], count * a.shape[1], *a.shape[2:]) for count in counts.values()]
+    block = a[0].numel() if len(a) else 0
+    call(function, torch.float32, a, given, *results, images=len(a), block=block, scale=noise.scale, **counts, **fields)
+    return results[0], results[1]
+
+
+def weight_functions(weight: Tensor, form: Form, groups: int) -> tuple[Tensor, Tensor]:
+    """The functions of the weights [out, ...] for the differences and, if there are any, for the curvatures."""
+    if groups == 1 and library.takes(weight):
+        out, odd_powers = weight.new_empty(form.rank, *weight.shape), len(form.difference)
+        fields = {"count": weight.numel(), "functions": form.rank, "odd_powers": odd_powers}
+        call("weights", torch.float32, weight, out, **fields, **_coefficients(form))
+        return out[:odd_powers].flatten(0, 1), out[odd_powers:].flatten(0, 1)
+    differences, curvatures = _polynomials(weight, form)
+    return _join(differences, 0, groups), _join(curvatures, 0, groups)
+
+
+def _polynomials(weight: Tensor, form: Form) -> Parts:
+    square = weight * weight
+    differences = [polynomial(row, weight, square, form.limit) for row in form.difference]
+    return differences, [polynomial(row, square, square, form.limit) for row in form.curvature]
+
+
+def polynomial(coefficients: Sequence[float], leading: Tensor, square: Tensor, limit: float) -> Tensor:
+    """``leading``, the weight or its square, times a polynomial in 2 (w / limit)^2 - 1, by Horner's scheme."""
+    *lower, c = coefficients
+    if not lower:
+        return leading * c
+    centred = (square * (2 / limit**2)).sub_(1)
+    value = (centred * c).add_(lower.pop())
+    for c in reversed(lower):
+        value.mul_(centred).add_(c)
+    return value.mul_(leading)
+
+
+def fused_product_pays(x: Tensor) -> bool:
+    """Whether :func:`fused_product` is faster than ordinary products, for states ``x`` [B, in]."""
+    examples, inputs = x.shape
+    fits = inputs >= LEAST_FUSED_INPUTS and examples <= MOST_FUSED_EXAMPLES and x.dtype == torch.float32
+    return fits and library.usable(x) and library.has_fast_products()
+
+
+def fused_product(x: Tensor, differences: Tensor, curvatures: Tensor, weight: Tensor, form: Form) -> Tensor:
+    """The flip product x (x ``differences`` v + ``curvatures`` q), with v and q of :func:`weight_functions`.
+
+    The tensors are contiguous float32: ``x`` [B, in], ``weight`` [out, in] and the two of :func:`flip_functions`. The result
+    does not depend on the number of threads.
+    """
+    u = torch.empty_like(x)
+    call(
+        "product",
+        torch.float32,
+        *(differences, curvatures, weight, x, u),
+        batch=len(x),
+        inputs=weight.shape[1],
+        outputs=weight.shape[0],
+        differences=len(form.difference),
+        curvatures=len(form.curvature),
+        **_coefficients(form),
+    )
+    return u
+
+
+def _coefficients(form: Form) -> dict[str, Any]:
+    """The polynomials of a form as compiled code takes them: one after the other, filled with zeros to one length."""
+    rows = form.difference + form.curvature
+    terms = max(map(len, rows))
+    padded = (number for row in rows for number in (*row, *[0.0] * (terms - len(row))))
+    return {"terms": terms, "coefficients": floats(padded), "limit": form.limit}
+
+
+def _join(tensors: list[Tensor], dim: int, groups: int) -> Tensor:
+    """The tensors' channels, which are at ``dim``, one tensor after the other within each group."""
+    if len(tensors) <= 1:
+        return tensors[0] if tensors else torch.empty(0)
+    if groups == 1:
+        return torch.cat(tensors, dim)
+    return torch.stack([t.unflatten(dim, (groups, -1)) for t in tensors], dim + 1).flatten(dim, dim + 2)
