@@ -154,13 +154,6 @@ class Affine(AffineMap):
     padding: Padding | None = None
     views: tuple[nn.Module, ...] = ()
 
-    @classmethod
-    def convolution(cls, weight: Tensor, bias: Tensor | None, geometry: Geometry, padding: Padding) -> Affine:
-        """A convolution whose padding is in ``padding``, not in the ``geometry``."""
-        if padding.is_plain:
-            return cls(weight, bias, geometry._replace(padding=(padding.sides[2], padding.sides[0])))
-        return cls(weight, bias, geometry, padding)
-
     @property
     def channel_dim(self) -> int:
         """The dimension of the pre-activations that holds the output channels."""

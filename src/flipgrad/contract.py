@@ -1,21 +1,97 @@
-"""What an estimator is, and what it is given: a network as it is now, a batch, and the evaluations of its layers."""
+"""What an estimator is, and what it is given: a network as it is now, a batch, and the evaluations of its layers.
+
+``net(x, objective, estimator=...)`` makes a :class:`Network` and a :class:`Batch`, and returns ``estimator.losses`` of them.
+That runs the network's steps on the batch. Every :class:`Step` that is a binary layer makes a :class:`LayerCall`, and asks
+``visit``, mostly the estimator's own rule, for the layer's states.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from flipgrad.affine import AffineMap, called
 from flipgrad.errors import InputError
 from flipgrad.noise import Noise
 from flipgrad.objectives import Objective, evaluate
-from flipgrad.priors import Prior, Source
 from flipgrad.sampling import Draw, states
+
+# The log-odds of what is not random.
+CERTAIN = 1e4
+
+
+@final
+@dataclass(eq=False)
+class StateDistribution:
+    """The distribution of a layer's states sign(a - Z), given its input: the layer's noise, and its pre-activations ``a``.
+
+    ``readers`` counts the layers and branches that were given the states drawn from it, where that is asked.
+    """
+
+    noise: Noise
+    a: Tensor
+    readers: int = 0
+
+    def log_odds(self) -> Tensor:
+        """log p(+1) / p(-1) of every state, given the layer's input."""
+        return self.noise.log_odds(self.a)
+
+
+@final
+@dataclass(frozen=True)
+class Prior:
+    """With which probabilities a layer's binary input was drawn, before anything is known of the layer's own states.
+
+    It follows the states through whatever only moves them around. In :class:`flipgrad.Sequential` the same modules move it; in
+    a graph written by hand it is found from autograd's record, see :mod:`flipgrad.record`.
+
+    Attributes:
+        distributions: what the states were drawn from, in every layer that drew some of them.
+        log_odds: gives log p(+1) / p(-1) of every state, given the input of the layer that drew it.
+        watch: in a graph written by hand, gives the states to be read in place of the input, with which it is an error on the
+            way back if anyone else read them.
+    """
+
+    distributions: tuple[StateDistribution, ...]
+    log_odds: Callable[[], Tensor]
+    watch: Callable[[], Tensor] | None = None
+
+    def moved(self, module: nn.Module) -> Prior:
+        """That of the states after a module that moves them around."""
+        if isinstance(module, nn.ConstantPad2d):
+            padding, value = module.padding, CERTAIN * float(module.value)
+            return replace(self, log_odds=lambda: functional.pad(self.log_odds(), padding, value=value))
+        return replace(self, log_odds=lambda: module.forward(self.log_odds()))
+
+    @staticmethod
+    def joined(parts: Sequence[Prior], dim: int) -> Prior:
+        """That of the concatenated states of several."""
+        distributions = dict.fromkeys(one for part in parts for one in part.distributions)
+        return Prior(tuple(distributions), lambda: torch.cat([part.log_odds() for part in parts], dim))
+
+    def read(self, readers: int = 1) -> None:
+        """Note that these many layers or branches are given the states."""
+        for distribution in self.distributions:
+            distribution.readers += readers
+
+    @property
+    def shared(self) -> bool:
+        """Whether more than one layer (or the head) was given states of the same draw."""
+        return any(distribution.readers > 1 for distribution in self.distributions)
+
+    def check_alone(self) -> None:
+        """Refuse states that are :attr:`shared`, whose posterior is not known."""
+        if self.shared:
+            raise InputError(
+                "the posterior of a unit is known only where its states go to one layer, and here several layers (or the head) "
+                "were given them; use inputs='mean' or 'sampled'"
+            )
 
 
 @final
@@ -30,7 +106,7 @@ class LayerCall:
         affine: the map from ``x`` to the pre-activations.
         draw: gives Z for given pre-activations.
         prior: with which probabilities binary states ``x`` were drawn, if that is known.
-        source: the draw of the layer's own states, after :meth:`sample`.
+        distribution: what the layer's own states were drawn from, after :meth:`sample`.
     """
 
     layer: Any
@@ -39,7 +115,7 @@ class LayerCall:
     affine: AffineMap
     draw: Draw
     prior: Prior | None = None
-    source: Source | None = field(default=None, init=False)
+    distribution: StateDistribution | None = field(default=None, init=False)
 
     @property
     def noise(self) -> Noise:
@@ -49,7 +125,7 @@ class LayerCall:
 
     def sample(self, a: Tensor) -> Tensor:
         """States sign(a - Z), without a gradient."""
-        self.source = Source(self.noise, a.detach())
+        self.distribution = StateDistribution(self.noise, a.detach())
         return states(self.draw, self.noise, a)
 
 
@@ -71,14 +147,14 @@ class Step(ABC):
             draw: the source of noise.
         """
 
-    @abstractmethod
-    def layers(self) -> Iterator[nn.Module]:
+    def layers(self) -> Iterable[nn.Module]:
         """Its binary layers in the order of evaluation."""
+        return ()
 
     @property
-    @abstractmethod
     def keeps_units(self) -> bool:
         """Whether the units that come in are among those that go out."""
+        return False
 
 
 @final
@@ -129,7 +205,7 @@ class Network:
         return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
 
     def default_estimator(self) -> Estimator:
-        """The estimator of who chooses none: the one given to :func:`flipgrad.use`, or the recommended one."""
+        """The estimator where none is chosen: the one given to :func:`flipgrad.use`, or the recommended one."""
         attached: Estimator | None = self.binary_layers[0].estimator
         return attached or _recommended[0]()
 
@@ -262,5 +338,5 @@ _recommended: list[Callable[[], Estimator]] = []
 
 
 def recommend(estimator: Callable[[], Estimator]) -> None:
-    """Make new objects of an estimator what who does not choose gets."""
+    """Make new objects of an ``estimator`` what :meth:`Network.default_estimator` gives."""
     _recommended[:] = [estimator]

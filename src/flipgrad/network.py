@@ -9,10 +9,9 @@ from typing import final
 import torch
 from torch import Generator, Tensor, nn
 
-from flipgrad.capture import capturing, check_exportable, refuse_scripting
 from flipgrad.contract import Batch, Estimator, LayerCall, LocalEstimator, Network, Visit, check_estimator
 from flipgrad.errors import InputError
-from flipgrad.guards import estimate, keeping_buffers
+from flipgrad.guards import capturing, check_exportable, estimate, keeping_buffers, refuse_scripting
 from flipgrad.layers import UNDEFINED, BinaryLayer
 from flipgrad.noise import Noise, sign
 from flipgrad.objectives import Objective

@@ -60,10 +60,12 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 Norm = BatchNorm | ScaleShift
 
 
-def check_norm(norm: nn.Module | None, batch_norm: type[BatchNorm], channels: int, layer: str) -> None:
-    """Refuse what does not normalise the ``channels`` of a ``layer`` that ``batch_norm`` belongs to."""
+def check_norm(norm: nn.Module | None, affine: Affine) -> None:
+    """Refuse what does not normalise the output channels of a layer with this map."""
     if norm is None:
         return
+    channels = affine.weight.shape[0]
+    batch_norm, layer = (nn.BatchNorm1d, "BinaryLinear") if affine.geometry is None else (nn.BatchNorm2d, "BinaryConv2d")
     # Subclasses may do anything in their forward, which is not what runs.
     if not (type(norm) is batch_norm or isinstance(norm, ScaleShift)):
         raise InputError(

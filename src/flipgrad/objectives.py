@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from flipgrad import memory
-from flipgrad.capture import cannot_look, capturing
 from flipgrad.errors import InputError
+from flipgrad.guards import cannot_look, capturing
 
 Objective = Callable[[Tensor], Tensor]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final, get_args
 
 import torch
@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flipgrad.affine import called
-from flipgrad.contract import Network, Step, Visit, run_steps
+from flipgrad.contract import LayerCall, Network, Prior, Step, Visit, run_steps
 from flipgrad.errors import InputError
-from flipgrad.guards import has_hooks
-from flipgrad.layers import BinaryConv2d, BinaryLayer, Within
+from flipgrad.guards import check_unchanged, has_hooks
+from flipgrad.layers import BinaryConv2d, BinaryLayer
 from flipgrad.norms import ScaleShift
 from flipgrad.pooling import PoolModule, check_even
-from flipgrad.priors import Prior
 from flipgrad.sampling import Draw
 
 # Modules that only move states around: a unit stays one unit and stays ±1.
@@ -60,9 +59,6 @@ class Apply(Step):
     def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
         return called([self.module], x), prior and prior.moved(self.module)
 
-    def layers(self) -> Iterator[BinaryLayer]:
-        return iter(())
-
     @property
     def keeps_units(self) -> bool:
         return True
@@ -78,15 +74,26 @@ class Sample(Step):
     binary: bool
 
     def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-        states, source = Within(visit, draw, self.binary, self.views, prior).evaluate(self.layer, x)
-        return states, source and Prior.of(source)
+        made: list[tuple[LayerCall, Tensor]] = []
 
-    def layers(self) -> Iterator[BinaryLayer]:
-        yield self.layer
+        def evaluate(x: Tensor) -> Tensor:
+            call = LayerCall(self.layer, x, self.binary, self.layer.affine(self.views), draw, prior)
+            made.append((call, visit(call)))
+            return made[-1][1]
 
-    @property
-    def keeps_units(self) -> bool:
-        return False
+        # Through the module, so that its hooks run; they may look at the input and the states, not change them.
+        states: Tensor = self.layer(x, within=evaluate)
+        if not made:
+            raise RuntimeError(f"a hook kept {type(self.layer).__name__} from being evaluated")
+        call, given = made[-1]
+        if has_hooks(self.layer):
+            check_unchanged(self.layer, "input", x, call.x)
+            check_unchanged(self.layer, "states", given, states)
+        drawn_from = call.distribution
+        return states, drawn_from and Prior((drawn_from,), drawn_from.log_odds)
+
+    def layers(self) -> Iterable[BinaryLayer]:
+        return (self.layer,)
 
 
 @final
@@ -98,13 +105,14 @@ class Branch(Step):
     dim: int
 
     def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-        prior = prior and replace(prior, branched=prior.branched or len(self.chains) > 1)
+        if prior and len(self.chains) > 1:
+            prior.read(len(self.chains))
         results = [run_steps(chain, x, prior, visit, draw) for chain in self.chains]
         priors = [known for _, known in results if known]
         joined = Prior.joined(priors, self.dim) if len(priors) == len(results) else None
         return torch.cat([states for states, _ in results], self.dim), joined
 
-    def layers(self) -> Iterator[nn.Module]:
+    def layers(self) -> Iterable[nn.Module]:
         return (layer for chain in self.chains for step in chain for layer in step.layers())
 
     @property

@@ -28,10 +28,9 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from flipgrad.affine import connect, folded_weight
-from flipgrad.capture import cannot_look
 from flipgrad.contract import LayerCall, Network, Readout
 from flipgrad.errors import InputError
-from flipgrad.guards import has_hooks, once
+from flipgrad.guards import cannot_look, has_hooks, once
 from flipgrad.objectives import Objective, check_alone, evaluate
 from flipgrad.steps import Sample
 
@@ -151,9 +150,9 @@ def _opposite(last: LayerCall, x: Tensor) -> Tensor:
 
     Its printed formula has a sign slip.
     """
-    if last.source is None:
+    if last.distribution is None:
         raise RuntimeError("the last layer drew no states")
-    return last.noise.cdf(-x * last.source.a).flatten(1).t()
+    return last.noise.cdf(-x * last.distribution.a).flatten(1).t()
 
 
 def _linear(readout: Readout, head: nn.Linear, x: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
