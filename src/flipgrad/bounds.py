@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import final
+from dataclasses import replace
+from typing import cast, final
 
 import torch
 from torch import Generator, Tensor, nn
@@ -100,8 +100,7 @@ def mean_losses(
     if antithetic and noise is not None:
         raise InputError("antithetic=True draws noise for pairs: give an even batch, and no noise")
     rule = MeanOfDraws(estimator, samples, antithetic=antithetic)
-    losses: Tensor = net(x, objective, estimator=rule, generator=generator, noise=noise, index=index)
-    return losses
+    return cast(Tensor, net(x, objective, estimator=rule, generator=generator, noise=noise, index=index))
 
 
 def bound_losses(
@@ -155,16 +154,13 @@ def bound_losses(
     """
     check_sequential(net, "bounds", wrapped=True)
     rule = _BoundOfDraws(estimator, samples)
-    losses: Tensor = net(x, objective, estimator=rule, generator=generator, noise=noise, index=index)
-    return losses
+    return cast(Tensor, net(x, objective, estimator=rule, generator=generator, noise=noise, index=index))
 
 
 class _ManyDraws(Estimator):
-    """An estimator that makes ``samples`` estimates by another one: of the batch, repeated, one copy after the other.
+    """An estimator that makes S = ``samples`` estimates by another one: of the batch, repeated, one copy after the other.
 
-    Args:
-        rule: the other estimator; None for the network's own.
-        samples: S.
+    The other one is ``rule``; None for the network's own.
     """
 
     unbiased = False
@@ -253,44 +249,33 @@ class _Bound:
 
     def __init__(self, objective: Objective, shape: tuple[int, int], sampled: Callable[[], Tensor]) -> None:
         self.objective, self.shape, self.sampled = objective, shape, sampled
-        self.others: _Others | None = None
+        self.others: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, outputs: Tensor) -> Tensor:
         losses = evaluate(self.objective, outputs.unflatten(-2, self.shape))
         if self.others is None:
             # An estimator that samples no path, as Exact, sees all states of all copies at once: a pass is sampled for it.
-            self.others = _Others.of(losses.detach() if losses.dim() == 2 else self.sampled())
-        return (self.shape[0] * (self.others.bound(losses) - self.others.guesses)).flatten(-2)
+            self.others = _others(losses.detach() if losses.dim() == 2 else self.sampled())
+        log_sum, guesses = self.others
+        return (self.shape[0] * (_bound(losses, log_sum) - guesses)).flatten(-2)
 
     def values(self, losses: Tensor) -> Tensor:
         """The bounds [S, B] that each copy sees, where its loss by this objective is ``losses`` [S, B]."""
         if self.others is None:
             raise InputError("the estimator never evaluated the objective, so there is no bound; see Estimator.losses")
-        return losses / self.shape[0] + self.others.guesses
+        return losses / self.shape[0] + self.others[1]
 
 
-@final
-@dataclass(frozen=True)
-class _Others:
+def _others(losses: Tensor) -> tuple[Tensor, Tensor]:
     """What each of S copies knows of the others: log sum_{t != s} exp(-f_t), and the guesses v_s of the bound, [S, B] each."""
-
-    log_sum: Tensor
-    guesses: Tensor
-
-    @staticmethod
-    def of(losses: Tensor) -> _Others:
-        samples = len(losses)
-        own = torch.eye(samples, dtype=torch.bool, device=losses.device)[:, :, None]
-        log_sum = torch.where(own, -torch.inf, -losses).logsumexp(1)
-        mean = (losses.sum(0) - losses) / (samples - 1)
-        return _Others(log_sum, _bound(mean, log_sum))
-
-    def bound(self, losses: Tensor) -> Tensor:
-        """The bounds [..., S, B] where every copy has one of the ``losses`` [..., S, B] and the others have theirs."""
-        return _bound(losses, self.log_sum)
+    own = torch.eye(len(losses), dtype=torch.bool, device=losses.device)[:, :, None]
+    log_sum = torch.where(own, -torch.inf, -losses).logsumexp(1)
+    mean = (losses.sum(0) - losses) / (len(losses) - 1)
+    return log_sum, _bound(mean, log_sum)
 
 
 def _bound(losses: Tensor, log_sum: Tensor) -> Tensor:
+    """The bounds [..., S, B] where every copy has one of the ``losses`` [..., S, B] and the others have theirs."""
     return math.log(len(log_sum)) - torch.logaddexp(-losses, log_sum)
 
 

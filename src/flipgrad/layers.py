@@ -16,7 +16,7 @@ from flipgrad.errors import InputError
 from flipgrad.flips import Geometry
 from flipgrad.guards import capturing, check_exportable, estimate, refuse_scripting, uncompiled
 from flipgrad.noise import Logistic, Noise
-from flipgrad.norms import Norm, check_norm, effective_weight, normalised, uses_batch
+from flipgrad.norms import Norm, check_norm, normalised, per_channel, scale_and_shift, uses_batch
 from flipgrad.record import Record, mark
 from flipgrad.sampling import fresh, given
 
@@ -57,7 +57,7 @@ class BinaryLayer(nn.Module, ABC):
     @final
     def effective_weight(self) -> Tensor:
         """The weight times the norm's scale, which is what flips depend on; of ``BatchNorm``, that of eval mode."""
-        return effective_weight(self.weight, self.norm)
+        return self.weight if self.norm is None else per_channel(self.weight, scale_and_shift(self.norm)[0])
 
     @final
     @property

@@ -90,14 +90,9 @@ def normalised(affine: Affine, norm: Norm | None) -> AffineMap:
         return affine
     if isinstance(norm, BatchNorm) and uses_batch(norm):
         return BatchNormMap(affine, norm, norm.weight, norm.bias)
-    scale, shift = _fixed(norm)
+    scale, shift = scale_and_shift(norm)
     bias = shift if affine.bias is None else torch.addcmul(shift, affine.bias, scale)
     return replace(affine, weight=per_channel(affine.weight, scale), bias=bias)
-
-
-def effective_weight(weight: Tensor, norm: Norm | None) -> Tensor:
-    """The weight [out, ...] that flips see; of ``BatchNorm`` in training mode, as it would be in eval mode."""
-    return weight if norm is None else per_channel(weight, _fixed(norm)[0])
 
 
 def whiten(norm: Norm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +109,7 @@ def whiten(norm: Norm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(variance)
         norm.num_batches_tracked.fill_(1)
-    return _scale_and_shift(norm, mean, torch.rsqrt(variance + norm.eps))
+    return _combined(norm.weight, norm.bias, mean, torch.rsqrt(variance + norm.eps))
 
 
 class Statistics(NamedTuple):
@@ -156,11 +151,7 @@ class BatchNormMap(AffineMap):
     The statistics are taken, and the running ones updated, in the first evaluation of a map; later ones of the same map use
     the same statistics.
 
-    Attributes:
-        inner: the map before the norm.
-        norm: the module.
-        gamma: its scale, as it was when the map was made.
-        beta: its shift, likewise.
+    ``inner`` is the map before the ``norm``; ``gamma`` and ``beta`` are its parameters as they were when the map was made.
     """
 
     inner: Affine
@@ -194,7 +185,7 @@ class BatchNormMap(AffineMap):
         grad_x, grad_weight, grad_bias = self.inner.gradients(inputs, x, grad_h, flips=flips)
         if flips and x is not None:
             grad_x = self._through_statistics(x, grad, grad_h, grad_gamma)
-        learned = (None, None) if self.gamma is None else (grad_gamma, grad_beta)
+        learned = (None if self.gamma is None else grad_gamma, None if self.beta is None else grad_beta)
         return grad_x, grad_weight, grad_bias, *learned, None, None, None
 
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
@@ -254,8 +245,7 @@ class BatchNormMap(AffineMap):
         return a.view_as(h)
 
     def _apply(self, statistics: Statistics, h: Tensor) -> Tensor:
-        scale = self._scale(statistics.inverse)
-        shift = -statistics.mean * scale if self.beta is None else self.beta - statistics.mean * scale
+        scale, shift = _combined(self.gamma, self.beta, statistics.mean, statistics.inverse)
         return h * self._over_channels(scale) + self._over_channels(shift)
 
     def _scale(self, inverse: Tensor) -> Tensor:
@@ -276,22 +266,20 @@ def per_channel(weight: Tensor, scale: Tensor) -> Tensor:
     return weight * scale.view(-1, *[1] * (weight.dim() - 1))
 
 
-def _fixed(norm: Norm) -> tuple[Tensor, Tensor]:
-    """The scale and the shift [channels] of a norm that does not look at the batch."""
+def scale_and_shift(norm: Norm) -> tuple[Tensor, Tensor]:
+    """The scale and the shift [channels] of a norm that does not look at the batch; of ``BatchNorm``, those of eval mode."""
     if isinstance(norm, ScaleShift):
         return norm.scale, norm.shift
     mean, variance = norm.running_mean, norm.running_var
     if mean is None or variance is None:
         raise InputError(f"{norm} keeps no running statistics, so its scale is that of a batch; use track_running_stats=True")
-    return _scale_and_shift(norm, mean, torch.rsqrt(variance + norm.eps))
+    return _combined(norm.weight, norm.bias, mean, torch.rsqrt(variance + norm.eps))
 
 
-def _scale_and_shift(norm: BatchNorm, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale and the shift [channels] of a normalisation with these statistics."""
-    if not norm.affine:
-        return inverse, -mean * inverse
-    scale = norm.weight * inverse
-    return scale, norm.bias - mean * scale
+def _combined(gamma: Tensor | None, beta: Tensor | None, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale and the shift [channels] of a normalisation by a mean and 1 / standard deviation, then by gamma and beta."""
+    scale = inverse if gamma is None else gamma * inverse
+    return scale, -mean * scale if beta is None else beta - mean * scale
 
 
 def _momentum(norm: BatchNorm) -> float:

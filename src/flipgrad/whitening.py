@@ -16,41 +16,28 @@ from flipgrad.sampling import Draw
 
 
 def whiten_layers(net: Network, batch: Tensor, draw: Draw, *, moments: bool) -> None:
-    """Whiten every layer in turn, by its norm if it has one, else by its weight and bias.
-
-    Args:
-        net: the network, whose layers are changed.
-        batch: inputs [B, ...].
-        draw: the source of noise.
-        moments: take the statistics from the means and variances of the units instead of sampled states.
-    """
+    """Whiten every layer in turn, by its norm if it has one, else by its weight and bias; see ``Sequential.initialize``."""
     norms = {layer: layer.norm for layer in net.binary_layers}
-    rule = _whiten_moments if moments else _whiten
+
+    def visit(call: LayerCall) -> Tensor:
+        a = call.affine(call.x)
+        uncertain = moments and call.binary
+        variance = call.affine.variance(1 - call.x.square()) if uncertain else torch.zeros_like(a)
+        a = _rescale(call.layer, norms[call.layer], a, variance)
+        return call.noise.mean_sign(a) if moments else call.sample(a)
+
     try:
         # Statistics are those before the norm, so it is put aside while they are taken.
         for layer in norms:
             layer.norm = None
-        net.run(net.front(batch), lambda call: rule(call, norms[call.layer]), draw)
+        net.run(net.front(batch), visit, draw)
     finally:
         for layer, norm in norms.items():
             layer.norm = norm
 
 
-def _whiten(call: LayerCall, norm: Norm | None) -> Tensor:
-    """Whiten one layer's pre-activations, by the norm if there is one, and return its new states."""
-    a = call.affine(call.x)
-    return call.sample(_rescale(call.layer, norm, a, torch.zeros_like(a)))
-
-
-def _whiten_moments(call: LayerCall, norm: Norm | None) -> Tensor:
-    """Whiten one layer's pre-activations over the batch and the sampling, and return the new means of its units."""
-    a = call.affine(call.x)
-    variance = call.affine.variance(1 - call.x.square()) if call.binary else torch.zeros_like(a)
-    return call.noise.mean_sign(_rescale(call.layer, norm, a, variance))
-
-
 def _rescale(layer: BinaryLayer, norm: Norm | None, a: Tensor, within: Tensor) -> Tensor:
-    """Make the layer's pre-activations, of means ``a`` and variances ``within``, whiten over the batch; the new means."""
+    """Whiten a layer's pre-activations, of means ``a`` and variances ``within``, over the batch; returns the new means."""
     channel = layer.plain().channel_dim % a.dim()
     others = [dim for dim in range(a.dim()) if dim != channel]
     if a.numel() < 2 * a.shape[channel]:
@@ -73,18 +60,18 @@ def _rescale(layer: BinaryLayer, norm: Norm | None, a: Tensor, within: Tensor) -
 
 
 def _assign(layer: BinaryLayer, name: str, value: Tensor) -> None:
-    if not parametrize.is_parametrized(layer, name):
-        if name not in layer._parameters:
+    if parametrize.is_parametrized(layer, name):
+        parametrizations: Any = layer.parametrizations
+        if not all(hasattr(step, "right_inverse") for step in parametrizations[name]):
             raise InputError(
-                f"initialize: the {name} of {type(layer).__name__} is computed by a hook (prune, the old weight_norm), so it "
-                "cannot be set; initialise before, or use torch.nn.utils.parametrizations"
+                f"initialize: the parametrisation of {type(layer).__name__}.{name} has no right_inverse, so it cannot be set; "
+                "add one, or initialise before parametrising"
             )
+        setattr(layer, name, value)
+    elif name in layer._parameters:
         getattr(layer, name).copy_(value)
-        return
-    parametrizations: Any = layer.parametrizations
-    if not all(hasattr(step, "right_inverse") for step in parametrizations[name]):
+    else:
         raise InputError(
-            f"initialize: the parametrisation of {type(layer).__name__}.{name} has no right_inverse, so it cannot be set; add "
-            "one, or initialise before parametrising"
+            f"initialize: the {name} of {type(layer).__name__} is computed by a hook (prune, the old weight_norm), so it "
+            "cannot be set; initialise before, or use torch.nn.utils.parametrizations"
         )
-    setattr(layer, name, value)
