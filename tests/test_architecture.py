@@ -22,7 +22,7 @@ LAYERS = [
     ["norms", "contract"],
     ["record"],
     ["layers"],
-    ["steps", "whitening"],
+    ["steps"],
     ["network"],
     ["exact", "bounds"],
     ["estimators"],

@@ -51,13 +51,10 @@ class AffineMap(ABC):
 
     @abstractmethod
     def gradients(self, inputs: Tensor | None, x: Tensor | None, grad: Tensor, *, flips: bool) -> tuple[Tensor | None, ...]:
-        """The gradient in the input, and those in :attr:`tensors`.
+        """The gradient in the input ``x``, and those in :attr:`tensors`, for the gradient ``grad`` in the pre-activations.
 
-        Args:
-            inputs: what the gradient of a weight takes for its input; None if no gradient in parameters is wanted.
-            x: the input; None if the gradient in it is not wanted.
-            grad: the gradient in the pre-activations.
-            flips: whether the gradient in the input is to be only what :meth:`flip_product` lacks.
+        The gradient of a weight takes ``inputs`` for its input. Where either is None, its gradient is not wanted. With
+        ``flips``, the gradient in the input is only what :meth:`flip_product` lacks.
         """
 
     @abstractmethod

@@ -8,13 +8,12 @@ That runs the network's steps on the batch. Every :class:`Step` that is a binary
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from flipgrad.affine import AffineMap, called
 from flipgrad.errors import InputError
@@ -46,7 +45,7 @@ class StateDistribution:
 @final
 @dataclass(frozen=True)
 class Prior:
-    """With which probabilities a layer's binary input was drawn, before anything is known of the layer's own states.
+    """With which probabilities a layer's binary input was drawn; the posterior is given the layer's own states besides.
 
     It follows the states through whatever only moves them around. In :class:`flipgrad.Sequential` the same modules move it; in
     a graph written by hand it is found from autograd's record, see :mod:`flipgrad.record`.
@@ -61,19 +60,6 @@ class Prior:
     distributions: tuple[StateDistribution, ...]
     log_odds: Callable[[], Tensor]
     watch: Callable[[], Tensor] | None = None
-
-    def moved(self, module: nn.Module) -> Prior:
-        """That of the states after a module that moves them around."""
-        if isinstance(module, nn.ConstantPad2d):
-            padding, value = module.padding, CERTAIN * float(module.value)
-            return replace(self, log_odds=lambda: functional.pad(self.log_odds(), padding, value=value))
-        return replace(self, log_odds=lambda: module.forward(self.log_odds()))
-
-    @staticmethod
-    def joined(parts: Sequence[Prior], dim: int) -> Prior:
-        """That of the concatenated states of several."""
-        distributions = dict.fromkeys(one for part in parts for one in part.distributions)
-        return Prior(tuple(distributions), lambda: torch.cat([part.log_odds() for part in parts], dim))
 
     def read(self, readers: int = 1) -> None:
         """Note that these many layers or branches are given the states."""
@@ -138,13 +124,9 @@ class Step(ABC):
 
     @abstractmethod
     def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-        """The states after the step, and with which probabilities they were drawn, if that is known.
+        """The states after the step and their prior, of what comes in: states ``x`` and their prior, or real values.
 
-        Args:
-            x: what comes in: states or, before the first binary layer, real values.
-            prior: with which probabilities the states were drawn, if that is known.
-            visit: gives the states of every layer in the step.
-            draw: the source of noise.
+        ``visit`` gives the states of every layer in the step, and ``draw`` is the source of noise.
         """
 
     def layers(self) -> Iterable[nn.Module]:
@@ -199,11 +181,6 @@ class Network:
         """The binary layers in the order of evaluation."""
         return [layer for step in self.steps for layer in step.layers()]
 
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters of all its modules, each once."""
-        modules = (*self.real, *self.binary_layers, *self.tail, self.head)
-        return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
-
     def default_estimator(self) -> Estimator:
         """The estimator where none is chosen: the one given to :func:`flipgrad.use`, or the recommended one."""
         attached: Estimator | None = self.binary_layers[0].estimator
@@ -239,7 +216,7 @@ class Network:
 
 
 def run_steps(steps: tuple[Step, ...], x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-    """The states after all ``steps``, and with which probabilities they were drawn, as :meth:`Step.run` of each gives them."""
+    """The states after all ``steps`` and their prior, as :meth:`Step.run` of each gives them."""
     for step in steps:
         x, prior = step.run(x, prior, visit, draw)
     return x, prior
@@ -315,10 +292,7 @@ class LocalEstimator(Estimator):
         return self.head(net, calls[-1], states, batch.objective)
 
     def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
-        """The losses [B] of the ``states`` that the ``last`` layer's evaluation gave, and their gradient in both.
-
-        By default the ordinary one.
-        """
+        """The losses [B] of the ``states`` that the ``last`` layer's evaluation gave; by default with the ordinary gradient."""
         return evaluate(objective, net.outputs(states))
 
 

@@ -25,7 +25,7 @@ from flipgrad.contract import LayerCall, Network, Step
 from flipgrad.errors import InputError
 from flipgrad.guards import keeping_buffers
 from flipgrad.network import Sequential, check_sequential, probabilities
-from flipgrad.noise import Noise, sign
+from flipgrad.noise import sign
 from flipgrad.objectives import Objective, evaluate
 from flipgrad.sampling import fresh
 from flipgrad.steps import Apply, Branch, Sample
@@ -161,7 +161,7 @@ def _transitions(steps: Iterable[Step], x: Tensor) -> tuple[list[Tensor], Tensor
             x = called([step.module], x)
             continue
         if isinstance(step, Sample):
-            matrix, x = _layer(_pre_activations(step, x), step.layer.noise)
+            matrix, x = _layer(step, x)
         elif isinstance(step, Branch):
             matrix, x = _joint([_branch(chain, x) for chain in step.chains], step.dim)
         else:
@@ -172,20 +172,17 @@ def _transitions(steps: Iterable[Step], x: Tensor) -> tuple[list[Tensor], Tensor
     return matrices, x
 
 
-def _pre_activations(step: Sample, x: Tensor) -> Tensor:
-    """Those of the step's layer, evaluated as in a sampled pass (with its hooks), for the inputs ``x``."""
-    found: list[Tensor] = []
+def _layer(step: Sample, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The transition matrix of a layer from the inputs ``x`` [N, ...], and the layer's states."""
+    evaluated: list[Tensor] = []
 
     def visit(call: LayerCall) -> Tensor:
-        found.append(call.affine(call.x))
-        return sign(found[0].detach())
+        evaluated.append(call.affine(call.x))
+        return sign(evaluated[0].detach())
 
+    # As in a sampled pass, with the layer's hooks.
     step.run(x, None, visit, fresh(None))
-    return found[0]
-
-
-def _layer(a: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-    """The transition matrix of a layer with pre-activations ``a`` [N, ...], and the layer's states."""
+    a, noise = evaluated[0], step.layer.noise
     n = a[0].numel()
     _check_budget(len(a), n)
     plus, minus = noise.cdf(a).flatten(1), noise.cdf(-a).flatten(1)

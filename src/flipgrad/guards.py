@@ -30,12 +30,9 @@ def estimate(values: Tensor, *, twice: bool = False) -> Tensor:
     """States or losses that carry an estimator's gradient, guarded.
 
     An estimate of a gradient is no function whose derivative estimates the second derivative, so that to differentiate it
-    again is an error. And ``torch.utils.checkpoint``, which computes ``values`` again on the way back, must come to the same
-    draw: of a generator that was handed in it does not put back the state.
-
-    Args:
-        values: the states or losses.
-        twice: whether they are an ordinary function of the parameters (a relaxation), whose second derivatives are right.
+    again is an error, unless ``twice``: of an ordinary function of the parameters (a relaxation) the second derivatives are
+    right. And ``torch.utils.checkpoint``, which computes ``values`` again on the way back, must come to the same draw: of a
+    generator that was handed in it does not put back the state.
     """
     if torch.compiler.is_compiling() or not values.requires_grad:
         # Compiled code cannot be differentiated twice, by torch's own error.
@@ -174,19 +171,15 @@ def uncompiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     if not torch.is_grad_enabled() or "torch._dynamo" not in sys.modules:
         return function(*arguments)
     if _without_compiler is None:
-        _without_compiler = torch.compiler.disable(_call)
+        _without_compiler = torch.compiler.disable(lambda function, *arguments: function(*arguments))
     return _without_compiler(function, *arguments)
 
 
-def _call(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    return function(*arguments)
-
-
-def refuse_scripting(who: str) -> None:
-    """Refuse ``torch.jit.script``, which reads source code."""
+def refuse_scripting(module: nn.Module) -> NoReturn:
+    """Refuse ``torch.jit.script``, which reads source code: what it asks first, as a method ``__prepare_scriptable__``."""
     raise InputError(
-        f"torch.jit.script cannot express {who}: capture it under torch.no_grad() with torch.export.export(net, (x,)) or "
-        "torch.jit.trace(net, x, check_trace=False)"
+        f"torch.jit.script cannot express the sampled states of {type(module).__name__}: capture it under torch.no_grad() with "
+        "torch.export.export(net, (x,)) or torch.jit.trace(net, x, check_trace=False)"
     )
 
 

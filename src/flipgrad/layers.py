@@ -29,6 +29,7 @@ class BinaryLayer(nn.Module, ABC):
     input_dims: ClassVar[int]
     estimator: LocalEstimator | None = None
     generator: Generator | None = None
+    __prepare_scriptable__ = refuse_scripting
 
     def __init__(self, *arguments: Any, noise: Noise | None, norm: Norm | None) -> None:
         super().__init__(*arguments)
@@ -64,10 +65,6 @@ class BinaryLayer(nn.Module, ABC):
     def mixes_examples(self) -> bool:
         """Whether the norm takes its statistics from the batch, so that pre-activations depend on the other examples."""
         return uses_batch(self.norm)
-
-    def __prepare_scriptable__(self) -> None:
-        """What ``torch.jit.script`` asks first."""
-        refuse_scripting(f"the sampled states of {type(self).__name__}")
 
     def forward(
         self,

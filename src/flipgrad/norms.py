@@ -7,20 +7,25 @@ Where s and t do not depend on the states (:class:`ScaleShift`, or ``BatchNorm``
 weight and bias: what comes out is an ordinary affine map, and every estimator is what it is without a norm.
 
 ``BatchNorm`` in training mode takes mean and variance from the batch: see :class:`BatchNormMap`.
+
+Layers are initialised by norms too: :func:`whiten_layers` sets s and t so that pre-activations have mean 0 and variance 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from flipgrad.affine import Affine, AffineMap, transpose
+from flipgrad.contract import LayerCall, Network
 from flipgrad.errors import InputError
 from flipgrad.noise import Noise
+from flipgrad.sampling import Draw
 
 
 @final
@@ -93,23 +98,6 @@ def normalised(affine: Affine, norm: Norm | None) -> AffineMap:
     scale, shift = scale_and_shift(norm)
     bias = shift if affine.bias is None else torch.addcmul(shift, affine.bias, scale)
     return replace(affine, weight=per_channel(affine.weight, scale), bias=bias)
-
-
-def whiten(norm: Norm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Make a norm whiten channels of that ``mean`` and ``variance`` [channels]; the scale and the shift that it then has.
-
-    :class:`ScaleShift` takes the scale and the shift for its own; ``BatchNorm`` takes the statistics for its running ones,
-    and keeps its parameters.
-    """
-    if isinstance(norm, ScaleShift):
-        norm.scale.copy_(variance.rsqrt())
-        norm.shift.copy_(-mean * norm.scale)
-        return norm.scale, norm.shift
-    if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(variance)
-        norm.num_batches_tracked.fill_(1)
-    return _combined(norm.weight, norm.bias, mean, torch.rsqrt(variance + norm.eps))
 
 
 class Statistics(NamedTuple):
@@ -293,3 +281,81 @@ def _momentum(norm: BatchNorm) -> float:
 def _rows(norm: BatchNorm, h: Tensor) -> Tensor:
     """Pre-activations with their channels in dimension 1."""
     return h if isinstance(norm, nn.BatchNorm2d) else h.reshape(-1, h.shape[-1])
+
+
+def whiten_layers(net: Network, batch: Tensor, draw: Draw, *, moments: bool) -> None:
+    """Whiten every layer in turn, by its norm if it has one, else by its weight and bias; see ``Sequential.initialize``."""
+    norms = {layer: layer.norm for layer in net.binary_layers}
+
+    def visit(call: LayerCall) -> Tensor:
+        a = call.affine(call.x)
+        uncertain = moments and call.binary
+        variance = call.affine.variance(1 - call.x.square()) if uncertain else torch.zeros_like(a)
+        a = _rescale(call.layer, norms[call.layer], a, variance)
+        return call.noise.mean_sign(a) if moments else call.sample(a)
+
+    try:
+        # Statistics are those before the norm, so it is put aside while they are taken.
+        for layer in norms:
+            layer.norm = None
+        net.run(net.front(batch), visit, draw)
+    finally:
+        for layer, norm in norms.items():
+            layer.norm = norm
+
+
+def _rescale(layer: Any, norm: Norm | None, a: Tensor, within: Tensor) -> Tensor:
+    """Whiten a layer's pre-activations, of means ``a`` and variances ``within``, over the batch; returns the new means."""
+    channel = layer.plain().channel_dim % a.dim()
+    others = [dim for dim in range(a.dim()) if dim != channel]
+    if a.numel() < 2 * a.shape[channel]:
+        raise InputError(f"initialize: pre-activations {list(a.shape)} have no variance; use a batch of at least two examples")
+    between, mean = torch.var_mean(a, others, correction=0, keepdim=True)
+    variance = between + within.mean(others, keepdim=True)
+    # A channel is constant if it varies no more than by the rounding of the pre-activations.
+    rounding = 4 * torch.finfo(a.dtype).eps * a.abs().max()
+    variance = torch.where(variance > rounding**2, variance, 1)
+    if norm is not None:
+        scale, shift = (t.view_as(mean) for t in _set(norm, mean.flatten(), variance.flatten()))
+        return a * scale + shift
+    scale = variance.rsqrt()
+    _assign(layer, "weight", per_channel(layer.weight, scale))
+    if layer.bias is None:
+        mean = torch.zeros_like(mean)
+    else:
+        _assign(layer, "bias", (layer.bias - mean.flatten()) * scale.flatten())
+    return (a - mean) * scale
+
+
+def _set(norm: Norm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Make a ``norm`` whiten channels of that ``mean`` and ``variance`` [channels]; the scale and the shift that it then has.
+
+    :class:`ScaleShift` takes the scale and the shift for its own; ``BatchNorm`` takes the statistics for its running ones,
+    and keeps its parameters.
+    """
+    if isinstance(norm, ScaleShift):
+        norm.scale.copy_(variance.rsqrt())
+        norm.shift.copy_(-mean * norm.scale)
+        return norm.scale, norm.shift
+    if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
+        norm.num_batches_tracked.fill_(1)
+    return _combined(norm.weight, norm.bias, mean, torch.rsqrt(variance + norm.eps))
+
+
+def _assign(layer: Any, name: str, value: Tensor) -> None:
+    if parametrize.is_parametrized(layer, name):
+        if not all(hasattr(step, "right_inverse") for step in layer.parametrizations[name]):
+            raise InputError(
+                f"initialize: the parametrisation of {type(layer).__name__}.{name} has no right_inverse, so it cannot be set; "
+                "add one, or initialise before parametrising"
+            )
+        setattr(layer, name, value)
+    elif name in layer._parameters:
+        getattr(layer, name).copy_(value)
+    else:
+        raise InputError(
+            f"initialize: the {name} of {type(layer).__name__} is computed by a hook (prune, the old weight_norm), so it "
+            "cannot be set; initialise before, or use torch.nn.utils.parametrizations"
+        )

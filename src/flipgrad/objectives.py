@@ -100,7 +100,7 @@ class SoftCrossEntropy(_BatchObjective):
                 f"SoftCrossEntropy takes probabilities [B, K], got {p_star.dtype} of shape {list(p_star.shape)}; for class "
                 "indices use CrossEntropy"
             )
-        if not (capturing() or _are_distributions(p_star)):
+        if not capturing() and (bool((p_star < 0).any()) or not torch.allclose(p_star.sum(1), p_star.new_ones(()), atol=1e-4)):
             raise InputError("SoftCrossEntropy: every row of p_star must be non-negative and sum to 1; normalise it first")
         super().__init__(p_star)
         self.p_star = p_star
@@ -208,7 +208,3 @@ def _called(objective: Objective, outputs: Tensor) -> Tensor:
             "these alone, [..., B, K] with any dimensions in front, and returns one loss per example, [..., B]; e.g. "
             "fg.CrossEntropy(labels), fg.SquaredError(target)"
         ) from error
-
-
-def _are_distributions(p: Tensor) -> bool:
-    return not bool((p < 0).any()) and torch.allclose(p.sum(1), p.new_ones(()), atol=1e-4)

@@ -86,11 +86,8 @@ class Record:
     def check(self, layer: str, dims: int, *, relaxed: bool = False, told: bool = False) -> None:
         """Refuse, on behalf of a ``layer``, what its estimator would silently be wrong for.
 
-        Args:
-            layer: its name.
-            dims: how many of the last dimensions of ``x`` make one input of the layer, in which a unit may stand once.
-            relaxed: whether states may be anywhere between -1 and 1.
-            told: whether it was said that ``x`` holds states.
+        The last ``dims`` dimensions of ``x`` make one input of the layer, in which a unit may stand once; ``relaxed`` states
+        may be anywhere between -1 and 1; ``told`` is whether it was said that ``x`` holds states.
         """
         if not self.states:
             if self.opaque is not None and not told and bool((self.x.abs() <= 1 if relaxed else self.x.abs() == 1).all()):

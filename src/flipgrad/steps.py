@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flipgrad.affine import called
-from flipgrad.contract import LayerCall, Network, Prior, Step, Visit, run_steps
+from flipgrad.contract import CERTAIN, LayerCall, Network, Prior, Step, Visit, run_steps
 from flipgrad.errors import InputError
 from flipgrad.guards import check_unchanged, has_hooks
 from flipgrad.layers import BinaryConv2d, BinaryLayer
@@ -57,11 +58,18 @@ class Apply(Step):
     module: nn.Module
 
     def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-        return called([self.module], x), prior and prior.moved(self.module)
+        return called([self.module], x), prior and replace(prior, log_odds=lambda: self._moved(prior.log_odds()))
 
     @property
     def keeps_units(self) -> bool:
         return True
+
+    def _moved(self, log_odds: Tensor) -> Tensor:
+        """The log-odds of states, where these are after the module; padding is certain."""
+        if isinstance(self.module, nn.ConstantPad2d):
+            return functional.pad(log_odds, self.module.padding, value=CERTAIN * float(self.module.value))
+        moved: Tensor = self.module.forward(log_odds)
+        return moved
 
 
 @final
@@ -108,9 +116,12 @@ class Branch(Step):
         if prior and len(self.chains) > 1:
             prior.read(len(self.chains))
         results = [run_steps(chain, x, prior, visit, draw) for chain in self.chains]
+        states = torch.cat([states for states, _ in results], self.dim)
         priors = [known for _, known in results if known]
-        joined = Prior.joined(priors, self.dim) if len(priors) == len(results) else None
-        return torch.cat([states for states, _ in results], self.dim), joined
+        if len(priors) < len(results):
+            return states, None
+        distributions = dict.fromkeys(distribution for known in priors for distribution in known.distributions)
+        return states, Prior(tuple(distributions), lambda: torch.cat([known.log_odds() for known in priors], self.dim))
 
     def layers(self) -> Iterable[nn.Module]:
         return (layer for chain in self.chains for step in chain for layer in step.layers())
