@@ -114,14 +114,10 @@ def enumerate_states(shape: Sequence[int], like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Chain:
-    """The Markov chain of a network on a batch.
+    """The Markov chain of a network on a batch: what the first binary layer sees, [B, ...], and the step of that layer.
 
-    Attributes:
-        inputs: what the first binary layer sees, [B, ...].
-        first: the step of that layer.
-        matrices: the transition matrices of the steps after it.
-        outputs: the head's, for all states of the last layer, [2**n, K].
-        rows: how many examples fit the budget at once.
+    Then the transition matrices of the steps after it, the head's outputs [2**n, K] for all states of the last layer, and how
+    many examples (``rows``) fit the budget at once.
     """
 
     inputs: Tensor

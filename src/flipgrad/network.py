@@ -148,10 +148,7 @@ class Sequential(nn.Module):
 
     def deterministic(self, x: Tensor) -> Tensor:
         """The outputs [B, K] of the deterministic net: every noise replaced by its median; running statistics are kept."""
-        medians = [x.new_tensor(layer.noise.median) for layer in self.binary_layers]
-        with keeping_buffers(self):
-            outputs: Tensor = self(x, noise=medians)
-        return outputs
+        return Member(self, tuple(x.new_tensor(layer.noise.median) for layer in self.binary_layers))(x)
 
     @torch.no_grad()
     def member(self, x: Tensor, *, generator: Generator | None = None) -> Member:
