@@ -141,26 +141,6 @@ class Step(ABC):
 
 @final
 @dataclass(frozen=True)
-class Readout:
-    """What follows the last binary layer: reshaping or pooling, and the head."""
-
-    tail: tuple[nn.Module, ...]
-    head: nn.Module
-
-    def __call__(self, states: Tensor) -> Tensor:
-        outputs: Tensor = self.head(called(self.tail, states))
-        if outputs.dim() < 2 or outputs.shape[0] != states.shape[0]:
-            raise InputError(
-                f"the head must map states to outputs [batch, K], it gave {list(outputs.shape)} for {list(states.shape)}; one "
-                "output still needs the last dimension: nn.Linear(n, 1)"
-            )
-        # Flips compare losses that differ little: half the digits would not do.
-        half = outputs.dtype in (torch.bfloat16, torch.float16)
-        return outputs.float() if half or torch.is_autocast_enabled(outputs.device.type) else outputs
-
-
-@final
-@dataclass(frozen=True)
 class Network:
     """A stochastic binary network as estimators see it: :class:`flipgrad.Sequential` with the modules that it has now.
 
@@ -196,13 +176,17 @@ class Network:
         """The last states for ``inputs`` = :meth:`front` (x), where ``visit`` gives each layer's states in turn."""
         return run_steps(self.steps, inputs, None, visit, draw)[0]
 
-    def readout(self) -> Readout:
-        """The head together with the modules between it and the last binary layer."""
-        return Readout(self.tail, self.head)
-
     def outputs(self, states: Tensor) -> Tensor:
         """The head's outputs [..., K] for the last layer's states."""
-        return self.readout()(states)
+        outputs: Tensor = self.head(called(self.tail, states))
+        if outputs.dim() < 2 or outputs.shape[0] != states.shape[0]:
+            raise InputError(
+                f"the head must map states to outputs [batch, K], it gave {list(outputs.shape)} for {list(states.shape)}; one "
+                "output still needs the last dimension: nn.Linear(n, 1)"
+            )
+        # Flips compare losses that differ little: half the digits would not do.
+        half = outputs.dtype in (torch.bfloat16, torch.float16)
+        return outputs.float() if half or torch.is_autocast_enabled(outputs.device.type) else outputs
 
     def check_examples_alone(self, who: str) -> None:
         """Refuse, on behalf of ``who``, a network whose examples depend on each other through the statistics of a batch."""
