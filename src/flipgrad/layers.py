@@ -93,8 +93,7 @@ class BinaryLayer(nn.Module, ABC):
         if within is not None:
             return within(x)
         check_exportable()
-        if estimator is not None:
-            check_estimator(estimator)
+        _check_local(estimator, type(self).__name__)
         return uncompiled(self._alone, x, estimator or self.estimator or UNDEFINED, generator, noise, binary)
 
     def _alone(
@@ -301,17 +300,23 @@ def use(model: ModelT, estimator: LocalEstimator | None, *, generator: Generator
         raise InputError(
             f"fg.use: {type(model).__name__} has no binary layer; build it with fg.BinaryLinear or fg.BinaryConv2d"
         )
-    if estimator is not None:
-        check_estimator(estimator)
-    if estimator is not None and not isinstance(estimator, LocalEstimator):
-        raise InputError(
-            f"fg.use: {type(estimator).__name__} needs the whole network; pass it to fg.Sequential: "
-            "net(x, objective, estimator=...)"
-        )
+    _check_local(estimator, "fg.use")
     for layer in layers:
         layer.estimator = estimator
         layer.generator = generator
     return model
+
+
+def _check_local(estimator: object, who: str) -> None:
+    """Refuse, on behalf of ``who``, anything but a local estimator or None."""
+    if estimator is None:
+        return
+    check_estimator(estimator)
+    if not isinstance(estimator, LocalEstimator):
+        raise InputError(
+            f"{who}: {type(estimator).__name__} needs the whole network; pass it to fg.Sequential: "
+            "net(x, objective, estimator=...)"
+        )
 
 
 def _check_states(x: Tensor, layer: str, *, relaxed: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -51,22 +51,21 @@ class Record:
     Attributes:
         x: what a layer was handed.
         states: the nodes of autograd's graph behind it that gave layers' states.
-        between: the nodes on the way from these to ``x``, with how many ways lead from ``x`` to each.
+        between: these and the nodes on the way from them to ``x``, with how many others there use each.
         opaque: a node behind ``x`` that hides what it was computed from, if there is one.
     """
 
     x: Tensor
     states: tuple[Any, ...]
-    between: Counter[Any]
+    between: dict[Any, int]
     opaque: Any
 
     @classmethod
     def of(cls, x: Tensor) -> Record:
         """What is known of ``x``; nothing where there is no record, under ``torch.no_grad()`` for instance."""
-        users: dict[Any, list[Any]] = {}
+        users: defaultdict[Any, list[Any]] = defaultdict(list)
         states, opaque = [], None
         pending: list[Any] = [] if x.grad_fn is None else [x.grad_fn]
-        seen = set(pending)
         while pending:
             node = pending.pop()
             if _MARK in node.metadata:
@@ -75,13 +74,19 @@ class Record:
             if opaque is None and _is_opaque(node):
                 opaque = node
             for parent, _ in node.next_functions:
-                if parent is None:
-                    continue
-                users.setdefault(parent, []).append(node)
-                if parent not in seen:
-                    seen.add(parent)
-                    pending.append(parent)
-        return cls(x, tuple(states), _ways(states, users), opaque)
+                if parent is not None:
+                    if parent not in users:
+                        pending.append(parent)
+                    users[parent].append(node)
+        between: dict[Any, int] = {}
+        pending = list(states)
+        while pending:
+            node = pending.pop()
+            if node not in between:
+                # The first node has one user: the layer.
+                between[node] = max(1, len(users[node]))
+                pending.extend(users[node])
+        return cls(x, tuple(states), between, opaque)
 
     def check(self, layer: str, dims: int, *, relaxed: bool = False, told: bool = False) -> None:
         """Refuse, on behalf of a ``layer``, what its estimator would silently be wrong for.
@@ -97,21 +102,22 @@ class Record:
                     "for states, binary=False for real values that are never flipped"
                 )
             return
-        for node in self.between:
-            if _operation(node) == "CompiledFunction" and node not in self.states:
+        passed = [node for node in self.between if node not in self.states]
+        for node in passed:
+            if _operation(node) == "CompiledFunction":
                 raise InputError(
                     f"{layer} was handed states that went through compiled code, which hides what it did with them: keep what "
                     "stands between binary layers out of it, with model.forward = torch.compiler.disable(model.forward), or "
                     "build fg.Sequential, which compiles whole"
                 )
-            if node not in self.states and not _is_linear(node, self.between):
+            if not _is_linear(node, self.between):
                 raise InputError(
                     f"{layer} was handed states that went through {_name(node)}, which is not known to keep gradients right: "
                     "between binary layers only reshape, permute, slice, pad, concatenate states or change their sign. Move it "
                     "before the first binary layer or behind the last; in place of pooling, use a stride, or nn.AvgPool2d in "
                     "fg.Sequential; layer(x, binary=False) takes the ordinary derivative there"
                 )
-        operations = {_operation(node) for node in self.between if node not in self.states}
+        operations = {_operation(node) for node in passed}
         plain = operations <= MOVING and set(self.between.values()) == {1}
         if not plain and not self._is_one_to_one(dims):
             raise InputError(
@@ -243,22 +249,7 @@ def _nothing(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     return tuple(grad if grad is None else torch.zeros_like(grad) for grad in grads)
 
 
-def _ways(states: Sequence[Any], users: dict[Any, list[Any]]) -> Counter[Any]:
-    """The nodes from ``states`` up to where the walk began, and how many of these use each; the first of them has one user."""
-    ways: Counter[Any] = Counter()
-    pending, seen = list(states), set(states)
-    while pending:
-        node = pending.pop()
-        ways[node] += 0
-        for user in users.get(node, []):
-            ways[node] += 1
-            if user not in seen:
-                seen.add(user)
-                pending.append(user)
-    return Counter({node: max(1, count) for node, count in ways.items()})
-
-
-def _is_linear(node: Any, between: Counter[Any]) -> bool:
+def _is_linear(node: Any, between: dict[Any, int]) -> bool:
     """Whether the operation is known, and linear in those of its operands that came from states."""
     operation = _operation(node)
     operands = [parent in between for parent, _ in node.next_functions]
