@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,6 @@ from flipgrad.flips.ordinary import Geometry
 from flipgrad.guards import check_unchanged, has_hooks
 from flipgrad.noise import Noise
 from flipgrad.pooling import PoolModule, fold
-
-PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 # Products with at most this many outputs, of at least this many examples, are laid out by outputs.
 NARROW, MANY = 12, 64
@@ -77,28 +75,12 @@ class AffineMap(ABC):
         """
 
 
-@final
-@dataclass(frozen=True)
-class Padding:
-    """What stands around the pixels of an image: ``value``, or with another mode than "zeros" the pixels themselves again.
-
-    ``sides`` are left, right, top, bottom, as for ``torch.nn.functional.pad``.
-    """
+class Padding(NamedTuple):
+    """What stands around the pixels of an image, by the arguments of ``torch.nn.functional.pad``."""
 
     sides: tuple[int, int, int, int]
-    value: float = 0.0
-    mode: PaddingMode = "zeros"
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is zeros, the same on both sides, as a convolution pads by itself."""
-        left, right, top, bottom = self.sides
-        return not any(self.sides) or (self.mode == "zeros" and self.value == 0 and left == right and top == bottom)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.mode == "zeros":
-            return functional.pad(x, self.sides, value=self.value)
-        return functional.pad(x, self.sides, mode=self.mode)
+    mode: str
+    value: float
 
 
 class FlipForm(NamedTuple):
@@ -148,7 +130,7 @@ class Affine(AffineMap):
         self._check(seen)
         if self.geometry is None:
             return linear(seen, self.weight, self.bias)
-        padded = seen if self.padding is None else self.padding(seen)
+        padded = seen if self.padding is None else functional.pad(seen, *self.padding)
         return functional.conv2d(padded, self.weight, self.bias, *self.geometry)
 
     def gradients(self, inputs: Tensor | None, x: Tensor | None, grad: Tensor, *, flips: bool) -> tuple[Tensor | None, ...]:
@@ -221,7 +203,7 @@ class Affine(AffineMap):
     def _seen(self, x: Tensor) -> Tensor:
         """What the weight is multiplied with: ``x`` through the views, padded."""
         x = connect(self.views, x)
-        return x if self.padding is None else self.padding(x)
+        return x if self.padding is None else functional.pad(x, *self.padding)
 
     def _rows(self, t: Tensor) -> Tensor:
         """Of a fully connected map one example in each row, whatever dimensions there are in front."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar, final
+from typing import Any, ClassVar, Literal, TypeVar, final
 
 import torch
 from torch import Generator, Tensor, nn
 
-from flipgrad.affine import Affine, AffineMap, Padding, PaddingMode
+from flipgrad.affine import Affine, AffineMap, Padding
 from flipgrad.contract import LayerCall, LocalEstimator, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.flips import Geometry
@@ -180,7 +180,7 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
         bias: bool = True,
-        padding_mode: PaddingMode = "zeros",
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
@@ -197,11 +197,14 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
         self.padding_value = padding_value
 
     def plain(self) -> Affine:
-        padding = Padding(self._pads(), self.padding_value, self.padding_mode)
-        # What a convolution pads by itself.
-        own = (padding.sides[2], padding.sides[0]) if padding.is_plain else (0, 0)
-        geometry = Geometry((self.stride[0], self.stride[1]), own, (self.dilation[0], self.dilation[1]), self.groups)
-        return Affine(self.weight, self.bias, geometry, None if padding.is_plain else padding)
+        sides = left, right, top, bottom = self._pads()
+        stride, dilation = (self.stride[0], self.stride[1]), (self.dilation[0], self.dilation[1])
+        constant = self.padding_mode == "zeros"
+        if not any(sides) or (constant and not self.padding_value and left == right and top == bottom):
+            # The convolution pads by itself.
+            return Affine(self.weight, self.bias, Geometry(stride, (top, left), dilation, self.groups))
+        padding = Padding(sides, "constant" if constant else self.padding_mode, self.padding_value)
+        return Affine(self.weight, self.bias, Geometry(stride, (0, 0), dilation, self.groups), padding)
 
     def check_takes_states(self) -> None:
         if self.padding_mode != "zeros" and any(self._pads()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import final, get_args
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,9 @@ from flipgrad.norms import ScaleShift
 from flipgrad.pooling import PoolModule, check_even
 from flipgrad.sampling import Draw
 
-# Modules that only move states around: a unit stays one unit and stays ±1.
+# Modules that only move states around (a unit stays one unit and stays ±1), and those that pad or average them.
 RESHAPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
-PADDING = (nn.ConstantPad2d, nn.ZeroPad2d)
+BETWEEN_LAYERS = (*RESHAPING, nn.ConstantPad2d, nn.ZeroPad2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
 class Concat(nn.Module):
@@ -199,21 +199,16 @@ def _branch(module: Concat, binary: bool) -> Branch:
 
 def _check_between(module: nn.Module) -> None:
     # Exactly these classes, and their own forward: anything else may do anything.
-    known = type(module) in (*get_args(PoolModule), *RESHAPING, *PADDING) and "forward" not in vars(module)
-    if known and isinstance(module, PoolModule):
+    if type(module) not in BETWEEN_LAYERS or "forward" in vars(module):
+        raise InputError(
+            f"{_name(module)} may not stand between binary layers: it would change the ±1 states behind the estimator's back. "
+            "Move it before the first binary layer, into the head, or leave it out; reshaping, padding with 0 or ±1, AvgPool2d "
+            f"and fg.Concat may stay{_advice(module)}"
+        )
+    if isinstance(module, PoolModule):
         check_even(module)
-        return
-    if known and isinstance(module, RESHAPING):
-        return
-    if known and isinstance(module, nn.ConstantPad2d):
-        if module.value in (-1, 0, 1):
-            return
+    if isinstance(module, nn.ConstantPad2d) and module.value not in (-1, 0, 1):
         raise InputError(f"{_name(module)} between binary layers pads with {module.value:g}; pad with 0, -1 or 1")
-    raise InputError(
-        f"{_name(module)} may not stand between binary layers: it would change the ±1 states behind the estimator's back. Move "
-        "it before the first binary layer, into the head, or leave it out; reshaping, padding with 0 or ±1, AvgPool2d and "
-        f"fg.Concat may stay{_advice(module)}"
-    )
 
 
 def _advice(module: nn.Module) -> str:
