@@ -13,16 +13,16 @@ ROOT = Path(flipgrad.__file__).parent
 
 # From the bottom up: a part imports only from its own row and those before it, and there are no cycles.
 LAYERS = [
-    ["errors", "files", "machine", "memory", "capture", "user_code"],
+    ["errors", "files", "machine", "memory", "guards", "user_code"],
     ["native"],
-    ["noise", "guards"],
+    ["noise"],
     ["flips"],
-    ["pooling", "sampling", "priors"],
-    ["record"],
+    ["pooling", "sampling"],
     ["affine", "objectives"],
     ["norms", "contract"],
+    ["record"],
     ["layers"],
-    ["steps", "whitening"],
+    ["steps"],
     ["network"],
     ["exact", "bounds"],
     ["estimators"],

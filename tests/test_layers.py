@@ -455,6 +455,8 @@ def test_use_of_an_estimator_of_whole_networks_is_refused():
     with pytest.raises(fg.InputError, match=r"fg\.use: Whole needs the whole network; pass it to fg\.Sequential"):
         fg.use(layer, Whole())
     assert layer.estimator is None
+    with pytest.raises(fg.InputError, match=r"BinaryLinear: Whole needs the whole network; pass it to fg\.Sequential"):
+        layer(torch.zeros(1, 2), estimator=Whole())
 
 
 @both_kinds

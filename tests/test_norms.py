@@ -337,6 +337,23 @@ def test_without_running_statistics_eval_mode_looks_at_the_batch_too():
         layer.effective_weight()
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_norm_without_a_shift_is_one_whose_shift_is_zero(training):
+    net = with_norms(build("conv")[0], "batch").train(training)
+    x, objective = batch((6, 2, 5, 4))
+    without = copy.deepcopy(net)
+    for layer, other in zip(net.binary_layers, without.binary_layers, strict=True):
+        nn.init.zeros_(layer.norm.bias)
+        # As nn.BatchNorm2d(channels, bias=False) of new versions of torch.
+        other.norm.register_parameter("bias", None)
+    for estimator in (fg.PSA(), fg.ST(), fg.Tanh()):
+        expected, actual = (
+            gradients(each(x, objective, estimator=estimator, generator=torch.Generator().manual_seed(0)).sum(), each)
+            for each in (net, without)
+        )
+        assert_same(actual, {name: expected[name] for name in actual})
+
+
 @pytest.mark.parametrize("estimator", [fg.PSA(), fg.ST()], ids=["psa", "st"])
 def test_an_empty_batch_has_an_empty_result(estimator):
     net = with_norms(build("conv")[0], "batch")

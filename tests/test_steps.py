@@ -244,3 +244,16 @@ def test_concat_refuses(modules, message):
 def test_concat_needs_a_branch():
     with pytest.raises(fg.InputError, match=r"Concat\(\) needs at least one branch"):
         fg.Concat()
+
+
+def test_a_concat_of_one_branch_shares_no_states():
+    """However often it is nested, the posterior of the states before it is known."""
+    first, second, head = fg.BinaryLinear(2, 3), fg.BinaryLinear(3, 4), nn.Linear(4, 2)
+    x, objective = torch.randn(5, 2), fg.CrossEntropy(torch.tensor([0, 1, 1, 0, 1]))
+    results = []
+    for between in ([second], [fg.Concat(nn.Identity()), fg.Concat(nn.Sequential(nn.Identity(), fg.Concat(second)))]):
+        net = fg.Sequential(first, *between, head=head)
+        rule = fg.PSA(inputs="posterior", head="sampled")
+        losses = net(x, objective, estimator=rule, generator=torch.Generator().manual_seed(0))
+        results.append(torch.autograd.grad(losses.sum(), [first.weight, second.weight]))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))

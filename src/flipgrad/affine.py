@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,7 @@ from flipgrad.flips import ordinary
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.guards import check_unchanged, has_hooks
 from flipgrad.noise import Noise
-from flipgrad.pooling import PooledConv, PoolModule
-
-PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+from flipgrad.pooling import PoolModule, fold
 
 # Products with at most this many outputs, of at least this many examples, are laid out by outputs.
 NARROW, MANY = 12, 64
@@ -32,7 +30,8 @@ NARROW, MANY = 12, 64
 class AffineMap(ABC):
     """A map from a layer's input to its pre-activations, which knows its own way back.
 
-    Besides being called it gives the gradient in :attr:`tensors` and the sums over flips of a binary input.
+    It gives the gradients in its input and in :attr:`tensors`, and the sums over flips of a binary input that estimators need.
+    There ``tolerance`` is the relative L2 error that is allowed, 0 for none.
     """
 
     @property
@@ -50,21 +49,15 @@ class AffineMap(ABC):
 
     @abstractmethod
     def gradients(self, inputs: Tensor | None, x: Tensor | None, grad: Tensor, *, flips: bool) -> tuple[Tensor | None, ...]:
-        """The gradient in the input, and those in :attr:`tensors`.
+        """The gradient in the input ``x``, and those in :attr:`tensors`, for the gradient ``grad`` in the pre-activations.
 
-        Args:
-            inputs: what the gradient of a weight takes for its input; None if no gradient in parameters is wanted.
-            x: the input; None if the gradient in it is not wanted.
-            grad: the gradient in the pre-activations.
-            flips: whether the gradient in the input is to be only what :meth:`flip_product` lacks.
+        The gradient of a weight takes ``inputs`` for its input. Where either is None, its gradient is not wanted. With
+        ``flips``, the gradient in the input is only what :meth:`flip_product` lacks.
         """
 
     @abstractmethod
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
-        """The discrete gradient in the binary states ``x``, given ``a`` = ``self(x)`` and the gradient in sign(a - Z).
-
-        ``tolerance`` is the relative L2 error that is allowed, 0 for none.
-        """
+        """The discrete gradient in the binary states ``x``, given ``a`` = ``self(x)`` and the gradient in sign(a - Z)."""
 
     @abstractmethod
     def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
@@ -82,58 +75,23 @@ class AffineMap(ABC):
         """
 
 
-@final
-@dataclass(frozen=True)
-class Padding:
-    """What stands around the pixels of an image: ``value``, or with another mode than "zeros" the pixels themselves again.
-
-    ``sides`` are left, right, top, bottom, as for ``torch.nn.functional.pad``.
-    """
+class Padding(NamedTuple):
+    """What stands around the pixels of an image, by the arguments of ``torch.nn.functional.pad``."""
 
     sides: tuple[int, int, int, int]
-    value: float = 0.0
-    mode: PaddingMode = "zeros"
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is zeros, the same on both sides, as a convolution pads by itself."""
-        left, right, top, bottom = self.sides
-        return not any(self.sides) or (self.mode == "zeros" and self.value == 0 and left == right and top == bottom)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.mode == "zeros":
-            return functional.pad(x, self.sides, value=self.value)
-        return functional.pad(x, self.sides, mode=self.mode)
-
-    def around_units(self, x: Tensor) -> Tensor:
-        """Numbers of units, with zeros around them: padding is no unit."""
-        return functional.pad(x, self.sides)
+    mode: str
+    value: float
 
 
-@final
-@dataclass(frozen=True)
-class FlipForm:
+class FlipForm(NamedTuple):
     """A map written so that a flip of one unit is one flip in the input of a layer or convolution with zero padding.
 
-    Attributes:
-        weight: of that layer.
-        geometry: of that convolution, or None.
-        moved: gives its input, of numbers of the states' units; None where these are the input as they are.
+    That has this ``weight`` and, a convolution, this ``geometry``. Its input is what ``units`` makes of the states.
     """
 
     weight: Tensor
     geometry: Geometry | None
-    moved: Callable[[Tensor], Tensor] | None
-
-    def units(self, values: Tensor) -> Tensor:
-        """The input of that layer, of numbers like the states."""
-        return values if self.moved is None else self.moved(values)
-
-    def back(self, values: Tensor, x: Tensor) -> Tensor:
-        """The transpose of :meth:`units`: numbers like the states ``x``."""
-        if self.moved is None or self.geometry is None:
-            return values.reshape(x.shape)
-        return transpose(self.moved, x, values)
+    units: Callable[[Tensor], Tensor]
 
 
 @final
@@ -154,13 +112,6 @@ class Affine(AffineMap):
     padding: Padding | None = None
     views: tuple[nn.Module, ...] = ()
 
-    @classmethod
-    def convolution(cls, weight: Tensor, bias: Tensor | None, geometry: Geometry, padding: Padding) -> Affine:
-        """A convolution whose padding is in ``padding``, not in the ``geometry``."""
-        if padding.is_plain:
-            return cls(weight, bias, geometry._replace(padding=(padding.sides[2], padding.sides[0])))
-        return cls(weight, bias, geometry, padding)
-
     @property
     def channel_dim(self) -> int:
         """The dimension of the pre-activations that holds the output channels."""
@@ -179,7 +130,7 @@ class Affine(AffineMap):
         self._check(seen)
         if self.geometry is None:
             return linear(seen, self.weight, self.bias)
-        padded = seen if self.padding is None else self.padding(seen)
+        padded = seen if self.padding is None else functional.pad(seen, *self.padding)
         return functional.conv2d(padded, self.weight, self.bias, *self.geometry)
 
     def gradients(self, inputs: Tensor | None, x: Tensor | None, grad: Tensor, *, flips: bool) -> tuple[Tensor | None, ...]:
@@ -230,7 +181,9 @@ class Affine(AffineMap):
         """One of the sums of :mod:`flipgrad.flips`, for every unit of ``x``."""
         form = self._flip_form(self.weight.detach(), x)
         u = of(form.units(x), self._rows(a), self._rows(other), form.weight, noise, form.geometry, tolerance=tolerance)
-        return form.back(u, x)
+        if self.geometry is None or (self.padding is None and not self.views):
+            return u.reshape(x.shape)
+        return transpose(form.units, x, u)
 
     def _flip_form(self, weight: Tensor, x: Tensor) -> FlipForm:
         """The map with this ``weight``, for states like ``x``."""
@@ -240,14 +193,17 @@ class Affine(AffineMap):
             return FlipForm(folded_weight(weight, self.views, x), None, lambda units: units.flatten(1))
         if self.views:
             pools = [module for module in self.views if isinstance(module, PoolModule)]
-            wide = PooledConv.fold(weight, self.geometry, self._sides, pools, x.shape[2:])
-            return FlipForm(wide.weight, Geometry(wide.stride, groups=self.geometry.groups), wide.prepare)
-        return FlipForm(weight, self.geometry, None if self.padding is None else self.padding.around_units)
+            return FlipForm(*fold(weight, self.geometry, self._sides, pools, x.shape[2:]))
+        if self.padding is None:
+            return FlipForm(weight, self.geometry, lambda units: units)
+        # Padding is no unit: around numbers of units there are zeros.
+        sides = self.padding.sides
+        return FlipForm(weight, self.geometry, lambda units: functional.pad(units, sides))
 
     def _seen(self, x: Tensor) -> Tensor:
         """What the weight is multiplied with: ``x`` through the views, padded."""
         x = connect(self.views, x)
-        return x if self.padding is None else self.padding(x)
+        return x if self.padding is None else functional.pad(x, *self.padding)
 
     def _rows(self, t: Tensor) -> Tensor:
         """Of a fully connected map one example in each row, whatever dimensions there are in front."""
@@ -267,20 +223,17 @@ class Affine(AffineMap):
             raise InputError(
                 f"binary layers take floating-point inputs, got {x.dtype}: convert them, e.g. images.float() / 255"
             )
-        if self.geometry is None:
-            self._check_features(x)
-        else:
+        shape = list(self.weight.shape)
+        if self.geometry is not None:
             self._check_image(x, self.geometry)
-
-    def _check_features(self, x: Tensor) -> None:
-        if self.views and x.dim() != 2:
+        elif self.views and x.dim() != 2:
             raise InputError(
                 f"a fully connected layer got {list(x.shape)} from the pooling before it: put torch.nn.Flatten() between them"
             )
-        if x.dim() == 0 or x.shape[-1] != self.weight.shape[1]:
+        elif x.dim() == 0 or x.shape[-1] != shape[1]:
             raise InputError(
-                f"a fully connected layer with weight {list(self.weight.shape)} takes inputs [..., "
-                f"{self.weight.shape[1]}], got {list(x.shape)}: change in_features, or put torch.nn.Flatten() before it"
+                f"a fully connected layer with weight {shape} takes inputs [..., {shape[1]}], got {list(x.shape)}: change "
+                "in_features, or put torch.nn.Flatten() before it"
             )
 
     def _check_image(self, x: Tensor, geometry: Geometry) -> None:

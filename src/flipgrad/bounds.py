@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import final
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast, final
 
 import torch
 from torch import Generator, Tensor, nn
@@ -100,8 +100,7 @@ def mean_losses(
     if antithetic and noise is not None:
         raise InputError("antithetic=True draws noise for pairs: give an even batch, and no noise")
     rule = MeanOfDraws(estimator, samples, antithetic=antithetic)
-    losses: Tensor = net(x, objective, estimator=rule, generator=generator, noise=noise, index=index)
-    return losses
+    return cast(Tensor, net(x, objective, estimator=rule, generator=generator, noise=noise, index=index))
 
 
 def bound_losses(
@@ -136,14 +135,9 @@ def bound_losses(
     A baseline learns to predict :math:`S h_s`, whose mean is close to 0; a constant one is of no use here.
 
     Args:
-        net: a :class:`~flipgrad.Sequential`, or what wraps one and is called like it.
-        x: inputs [B, ...].
+        net, x, estimator, generator, noise, index: as for :func:`mean_losses`.
         objective: maps outputs [..., B, K] to losses [..., B], negative logarithms of likelihoods.
         samples: S.
-        estimator: any, as for the network.
-        generator: the source of randomness.
-        noise: Z of every binary layer instead of drawing it, for S x B examples: the whole batch for the first copy first.
-        index: the examples' numbers in the data set, [B].
 
     Returns:
         The bounds; their value is :func:`multi_sample_bound` of the copies' sampled (or relaxed) losses.
@@ -155,16 +149,13 @@ def bound_losses(
     """
     check_sequential(net, "bounds", wrapped=True)
     rule = _BoundOfDraws(estimator, samples)
-    losses: Tensor = net(x, objective, estimator=rule, generator=generator, noise=noise, index=index)
-    return losses
+    return cast(Tensor, net(x, objective, estimator=rule, generator=generator, noise=noise, index=index))
 
 
 class _ManyDraws(Estimator):
-    """An estimator that makes ``samples`` estimates by another one: of the batch, repeated, one copy after the other.
+    """An estimator that makes S = ``samples`` estimates by another one: of the batch, repeated, one copy after the other.
 
-    Args:
-        rule: the other estimator; None for the network's own.
-        samples: S.
+    The other one is ``rule``; None for the network's own.
     """
 
     unbiased = False
@@ -223,12 +214,26 @@ class _BoundOfDraws(_ManyDraws):
     """What :func:`bound_losses` asks of a network."""
 
     def _losses(self, net: Network, rule: Estimator, copies: Batch, shape: tuple[int, int]) -> Tensor:
-        bound = _Bound(copies.objective, shape, lambda: _sampled(net, copies, shape))
+        # An estimator evaluates its objective first at the path that it samples (or relaxes). The losses found there are what
+        # all later evaluations, at flips or on other continuations of a copy, take the other copies' losses to be.
+        known: list[tuple[Tensor, Tensor]] = []
+
+        def objective(outputs: Tensor) -> Tensor:
+            """S h_s of every copy s."""
+            losses = evaluate(copies.objective, outputs.unflatten(-2, shape))
+            if not known:
+                # An estimator that samples no path, as Exact, sees all states of all copies at once: a pass is sampled for it.
+                known.append(_others(losses.detach() if losses.dim() == 2 else _sampled(net, copies, shape)))
+            log_sum, guesses = known[0]
+            return (self.samples * (_bound(losses, log_sum) - guesses)).flatten(-2)
+
         # [S, B]: S h_s, whose mean over copies has the gradient of the sum of h_s. What the estimator adds to the losses to
         # train its own parameters is then averaged over copies, as over examples.
-        losses: Tensor = rule.losses(net, replace(copies, objective=bound)).unflatten(0, shape)
-        mean = losses.mean(0)
-        return bound.values(losses.detach()).mean(0) + (mean - mean.detach())
+        losses: Tensor = rule.losses(net, replace(copies, objective=objective)).unflatten(0, shape)
+        if not known:
+            raise InputError("the estimator never evaluated the objective, so there is no bound; see Estimator.losses")
+        mean, values = losses.mean(0), losses.detach() / self.samples + known[0][1]
+        return values.mean(0) + (mean - mean.detach())
 
 
 @torch.no_grad()
@@ -238,59 +243,16 @@ def _sampled(net: Network, copies: Batch, shape: tuple[int, int]) -> Tensor:
     return evaluate(copies.objective, net.outputs(states).unflatten(0, shape))
 
 
-@final
-class _Bound:
-    """The objective S h_s of every copy s: outputs [..., S * B, K] to [..., S * B].
-
-    An estimator evaluates its objective first at the path that it samples (or relaxes). The losses found there are what all
-    later evaluations, at flips or on other continuations of a copy, take the other copies' losses to be.
-
-    Args:
-        objective: of one batch.
-        shape: S and B.
-        sampled: gives the losses [S, B] of one sampled pass.
-    """
-
-    def __init__(self, objective: Objective, shape: tuple[int, int], sampled: Callable[[], Tensor]) -> None:
-        self.objective, self.shape, self.sampled = objective, shape, sampled
-        self.others: _Others | None = None
-
-    def __call__(self, outputs: Tensor) -> Tensor:
-        losses = evaluate(self.objective, outputs.unflatten(-2, self.shape))
-        if self.others is None:
-            # An estimator that samples no path, as Exact, sees all states of all copies at once: a pass is sampled for it.
-            self.others = _Others.of(losses.detach() if losses.dim() == 2 else self.sampled())
-        return (self.shape[0] * (self.others.bound(losses) - self.others.guesses)).flatten(-2)
-
-    def values(self, losses: Tensor) -> Tensor:
-        """The bounds [S, B] that each copy sees, where its loss by this objective is ``losses`` [S, B]."""
-        if self.others is None:
-            raise InputError("the estimator never evaluated the objective, so there is no bound; see Estimator.losses")
-        return losses / self.shape[0] + self.others.guesses
-
-
-@final
-@dataclass(frozen=True)
-class _Others:
+def _others(losses: Tensor) -> tuple[Tensor, Tensor]:
     """What each of S copies knows of the others: log sum_{t != s} exp(-f_t), and the guesses v_s of the bound, [S, B] each."""
-
-    log_sum: Tensor
-    guesses: Tensor
-
-    @staticmethod
-    def of(losses: Tensor) -> _Others:
-        samples = len(losses)
-        own = torch.eye(samples, dtype=torch.bool, device=losses.device)[:, :, None]
-        log_sum = torch.where(own, -torch.inf, -losses).logsumexp(1)
-        mean = (losses.sum(0) - losses) / (samples - 1)
-        return _Others(log_sum, _bound(mean, log_sum))
-
-    def bound(self, losses: Tensor) -> Tensor:
-        """The bounds [..., S, B] where every copy has one of the ``losses`` [..., S, B] and the others have theirs."""
-        return _bound(losses, self.log_sum)
+    own = torch.eye(len(losses), dtype=torch.bool, device=losses.device)[:, :, None]
+    log_sum = torch.where(own, -torch.inf, -losses).logsumexp(1)
+    mean = (losses.sum(0) - losses) / (len(losses) - 1)
+    return log_sum, _bound(mean, log_sum)
 
 
 def _bound(losses: Tensor, log_sum: Tensor) -> Tensor:
+    """The bounds [..., S, B] where every copy has one of the ``losses`` [..., S, B] and the others have theirs."""
     return math.log(len(log_sum)) - torch.logaddexp(-losses, log_sum)
 
 

@@ -1,9 +1,14 @@
-"""What an estimator is, and what it is given: a network as it is now, a batch, and the evaluations of its layers."""
+"""What an estimator is, and what it is given: a network as it is now, a batch, and the evaluations of its layers.
+
+``net(x, objective, estimator=...)`` makes a :class:`Network` and a :class:`Batch`, and returns ``estimator.losses`` of them.
+That runs the network's steps on the batch. Every :class:`Step` that is a binary layer makes a :class:`LayerCall`, and asks
+``visit``, mostly the estimator's own rule, for the layer's states.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
@@ -14,8 +19,65 @@ from flipgrad.affine import AffineMap, called
 from flipgrad.errors import InputError
 from flipgrad.noise import Noise
 from flipgrad.objectives import Objective, evaluate
-from flipgrad.priors import Prior, Source
 from flipgrad.sampling import Draw, states
+
+# The log-odds of what is not random.
+CERTAIN = 1e4
+
+
+@final
+@dataclass(eq=False)
+class StateDistribution:
+    """The distribution of a layer's states sign(a - Z), given its input: the layer's noise, and its pre-activations ``a``.
+
+    ``readers`` counts the layers and branches that were given the states drawn from it, where that is asked.
+    """
+
+    noise: Noise
+    a: Tensor
+    readers: int = 0
+
+    def log_odds(self) -> Tensor:
+        """log p(+1) / p(-1) of every state, given the layer's input."""
+        return self.noise.log_odds(self.a)
+
+
+@final
+@dataclass(frozen=True)
+class Prior:
+    """With which probabilities a layer's binary input was drawn; the posterior is given the layer's own states besides.
+
+    It follows the states through whatever only moves them around. In :class:`flipgrad.Sequential` the same modules move it; in
+    a graph written by hand it is found from autograd's record, see :mod:`flipgrad.record`.
+
+    Attributes:
+        distributions: what the states were drawn from, in every layer that drew some of them.
+        log_odds: gives log p(+1) / p(-1) of every state, given the input of the layer that drew it.
+        watch: in a graph written by hand, gives the states to be read in place of the input, with which it is an error on the
+            way back if anyone else read them.
+    """
+
+    distributions: tuple[StateDistribution, ...]
+    log_odds: Callable[[], Tensor]
+    watch: Callable[[], Tensor] | None = None
+
+    def read(self, readers: int = 1) -> None:
+        """Note that these many layers or branches are given the states."""
+        for distribution in self.distributions:
+            distribution.readers += readers
+
+    @property
+    def shared(self) -> bool:
+        """Whether more than one layer (or the head) was given states of the same draw."""
+        return any(distribution.readers > 1 for distribution in self.distributions)
+
+    def check_alone(self) -> None:
+        """Refuse states that are :attr:`shared`, whose posterior is not known."""
+        if self.shared:
+            raise InputError(
+                "the posterior of a unit is known only where its states go to one layer, and here several layers (or the head) "
+                "were given them; use inputs='mean' or 'sampled'"
+            )
 
 
 @final
@@ -30,7 +92,7 @@ class LayerCall:
         affine: the map from ``x`` to the pre-activations.
         draw: gives Z for given pre-activations.
         prior: with which probabilities binary states ``x`` were drawn, if that is known.
-        source: the draw of the layer's own states, after :meth:`sample`.
+        distribution: what the layer's own states were drawn from, after :meth:`sample`.
     """
 
     layer: Any
@@ -39,7 +101,7 @@ class LayerCall:
     affine: AffineMap
     draw: Draw
     prior: Prior | None = None
-    source: Source | None = field(default=None, init=False)
+    distribution: StateDistribution | None = field(default=None, init=False)
 
     @property
     def noise(self) -> Noise:
@@ -49,7 +111,7 @@ class LayerCall:
 
     def sample(self, a: Tensor) -> Tensor:
         """States sign(a - Z), without a gradient."""
-        self.source = Source(self.noise, a.detach())
+        self.distribution = StateDistribution(self.noise, a.detach())
         return states(self.draw, self.noise, a)
 
 
@@ -62,43 +124,19 @@ class Step(ABC):
 
     @abstractmethod
     def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-        """The states after the step, and with which probabilities they were drawn, if that is known.
+        """The states after the step and their prior, of what comes in: states ``x`` and their prior, or real values.
 
-        Args:
-            x: what comes in: states or, before the first binary layer, real values.
-            prior: with which probabilities the states were drawn, if that is known.
-            visit: gives the states of every layer in the step.
-            draw: the source of noise.
+        ``visit`` gives the states of every layer in the step, and ``draw`` is the source of noise.
         """
 
-    @abstractmethod
-    def layers(self) -> Iterator[nn.Module]:
+    def layers(self) -> Iterable[nn.Module]:
         """Its binary layers in the order of evaluation."""
+        return ()
 
     @property
-    @abstractmethod
     def keeps_units(self) -> bool:
         """Whether the units that come in are among those that go out."""
-
-
-@final
-@dataclass(frozen=True)
-class Readout:
-    """What follows the last binary layer: reshaping or pooling, and the head."""
-
-    tail: tuple[nn.Module, ...]
-    head: nn.Module
-
-    def __call__(self, states: Tensor) -> Tensor:
-        outputs: Tensor = self.head(called(self.tail, states))
-        if outputs.dim() < 2 or outputs.shape[0] != states.shape[0]:
-            raise InputError(
-                f"the head must map states to outputs [batch, K], it gave {list(outputs.shape)} for {list(states.shape)}; one "
-                "output still needs the last dimension: nn.Linear(n, 1)"
-            )
-        # Flips compare losses that differ little: half the digits would not do.
-        half = outputs.dtype in (torch.bfloat16, torch.float16)
-        return outputs.float() if half or torch.is_autocast_enabled(outputs.device.type) else outputs
+        return False
 
 
 @final
@@ -123,13 +161,8 @@ class Network:
         """The binary layers in the order of evaluation."""
         return [layer for step in self.steps for layer in step.layers()]
 
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters of all its modules, each once."""
-        modules = (*self.real, *self.binary_layers, *self.tail, self.head)
-        return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
-
     def default_estimator(self) -> Estimator:
-        """The estimator of who chooses none: the one given to :func:`flipgrad.use`, or the recommended one."""
+        """The estimator where none is chosen: the one given to :func:`flipgrad.use`, or the recommended one."""
         attached: Estimator | None = self.binary_layers[0].estimator
         return attached or _recommended[0]()
 
@@ -143,13 +176,17 @@ class Network:
         """The last states for ``inputs`` = :meth:`front` (x), where ``visit`` gives each layer's states in turn."""
         return run_steps(self.steps, inputs, None, visit, draw)[0]
 
-    def readout(self) -> Readout:
-        """The head together with the modules between it and the last binary layer."""
-        return Readout(self.tail, self.head)
-
     def outputs(self, states: Tensor) -> Tensor:
         """The head's outputs [..., K] for the last layer's states."""
-        return self.readout()(states)
+        outputs: Tensor = self.head(called(self.tail, states))
+        if outputs.dim() < 2 or outputs.shape[0] != states.shape[0]:
+            raise InputError(
+                f"the head must map states to outputs [batch, K], it gave {list(outputs.shape)} for {list(states.shape)}; one "
+                "output still needs the last dimension: nn.Linear(n, 1)"
+            )
+        # Flips compare losses that differ little: half the digits would not do.
+        half = outputs.dtype in (torch.bfloat16, torch.float16)
+        return outputs.float() if half or torch.is_autocast_enabled(outputs.device.type) else outputs
 
     def check_examples_alone(self, who: str) -> None:
         """Refuse, on behalf of ``who``, a network whose examples depend on each other through the statistics of a batch."""
@@ -163,7 +200,7 @@ class Network:
 
 
 def run_steps(steps: tuple[Step, ...], x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-    """The states after all ``steps``, and with which probabilities they were drawn, as :meth:`Step.run` of each gives them."""
+    """The states after all ``steps`` and their prior, as :meth:`Step.run` of each gives them."""
     for step in steps:
         x, prior = step.run(x, prior, visit, draw)
     return x, prior
@@ -239,10 +276,7 @@ class LocalEstimator(Estimator):
         return self.head(net, calls[-1], states, batch.objective)
 
     def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
-        """The losses [B] of the ``states`` that the ``last`` layer's evaluation gave, and their gradient in both.
-
-        By default the ordinary one.
-        """
+        """The losses [B] of the ``states`` that the ``last`` layer's evaluation gave; by default with the ordinary gradient."""
         return evaluate(objective, net.outputs(states))
 
 
@@ -262,5 +296,5 @@ _recommended: list[Callable[[], Estimator]] = []
 
 
 def recommend(estimator: Callable[[], Estimator]) -> None:
-    """Make new objects of an estimator what who does not choose gets."""
+    """Make new objects of an ``estimator`` what :meth:`Network.default_estimator` gives."""
     _recommended[:] = [estimator]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from flipgrad.contract import LayerCall, Network, Step
 from flipgrad.errors import InputError
 from flipgrad.guards import keeping_buffers
 from flipgrad.network import Sequential, check_sequential, probabilities
-from flipgrad.noise import Noise, sign
+from flipgrad.noise import sign
 from flipgrad.objectives import Objective, evaluate
 from flipgrad.sampling import fresh
 from flipgrad.steps import Apply, Branch, Sample
@@ -42,8 +43,7 @@ def expected_loss(net: Sequential | Network, x: Tensor, objective: Objective) ->
     Raises:
         InputError: if two neighbouring binary layers have more than 24 units together; the message says what would fit.
     """
-    with _full_precision(x):
-        return _per_example(net, x, objective, lambda distribution, f: (distribution * f).sum(1))
+    return _per_example(net, x, objective, lambda distribution, f: (distribution * f).sum(1))
 
 
 def marginal_loss(net: Sequential | Network, x: Tensor, objective: Objective) -> Tensor:
@@ -51,16 +51,45 @@ def marginal_loss(net: Sequential | Network, x: Tensor, objective: Objective) ->
 
     Exact, differentiable and refusing as :func:`expected_loss`.
     """
-    with _full_precision(x):
-        return _per_example(net, x, objective, _marginal)
+
+    def combine(distribution: Tensor, f: Tensor) -> Tensor:
+        # The clamp is for impossible states: exp of the sum is then as good as 0.
+        tiny = torch.finfo(distribution.dtype).tiny
+        return -torch.logsumexp(distribution.clamp(min=tiny).log() - f, 1)
+
+    return _per_example(net, x, objective, combine)
 
 
 def predictive(net: Sequential, x: Tensor) -> Tensor:
     """The exact predictive probabilities E_Z[p(y | x)], [B, K]; refusing as :func:`expected_loss`."""
     with keeping_buffers(net), _full_precision(x):
         chain = _Chain.of(net, x)
-        p = probabilities(chain.net.outputs(chain.states))
+        p = probabilities(chain.outputs)
         return torch.cat([chain.distribution(part) @ p for part in chain.inputs.split(chain.rows)])
+
+
+def _per_example(
+    net: Sequential | Network, x: Tensor, objective: Objective, combine: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Combine, for every example, the probabilities [b, 2**n] of the last states with their losses.
+
+    Large batches go in parts, each computed again on the way back, if the objective can be split.
+    """
+    with _full_precision(x):
+        chain = _Chain.of(net, x)
+
+        def part(inputs: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
+            # [2**n, b]
+            f = evaluate(objective, outputs[:, None].expand(-1, len(inputs), -1))
+            return combine(chain.distribution(inputs), f.t())
+
+        if len(x) <= chain.rows or not hasattr(objective, "select"):
+            return part(chain.inputs, chain.outputs, objective)
+        losses = []
+        for i in range(0, len(x), chain.rows):
+            rows = slice(i, i + chain.rows)
+            losses.append(checkpoint(part, chain.inputs[rows], chain.outputs, objective.select(rows), use_reentrant=False))
+        return torch.cat(losses)
 
 
 def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
@@ -85,22 +114,16 @@ def enumerate_states(shape: Sequence[int], like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Chain:
-    """The Markov chain of a network on a batch.
+    """The Markov chain of a network on a batch: what the first binary layer sees, [B, ...], and the step of that layer.
 
-    Attributes:
-        net: the network.
-        inputs: what the first binary layer sees, [B, ...].
-        first: the step of that layer.
-        matrices: the transition matrices of the layers after it.
-        states: all states of the last layer, [2**n, ...].
-        rows: how many examples fit the budget at once.
+    Then the transition matrices of the steps after it, the head's outputs [2**n, K] for all states of the last layer, and how
+    many examples (``rows``) fit the budget at once.
     """
 
-    net: Network
     inputs: Tensor
     first: Step
-    matrices: tuple[Tensor, ...]
-    states: Tensor
+    matrices: list[Tensor]
+    outputs: Tensor
     rows: int
 
     @staticmethod
@@ -112,94 +135,50 @@ class _Chain:
             raise InputError("exact: the batch is empty; give at least one example")
         net.check_examples_alone("exact")
         x = net.front(x)
-        step, *steps = net.steps
         with torch.no_grad():
-            _, states = _transition([step], x[:1])
-        widest, matrices = len(states), []
-        for later in steps:
-            if isinstance(later, Apply):
-                states = called([later.module], states)
-                continue
-            matrix, states = _transition([later], states)
-            matrices.append(matrix)
-            widest = max(widest, len(states))
-        return _Chain(net, x, step, tuple(matrices), states, max(1, BUDGET // 8 // widest))
+            _, states = _transitions(net.steps[:1], x[:1])
+        matrices, last = _transitions(net.steps[1:], states)
+        widest = max([len(states), *(matrix.shape[1] for matrix in matrices)])
+        return _Chain(x, net.steps[0], matrices, net.outputs(last), max(1, BUDGET // 8 // widest))
 
     def distribution(self, inputs: Tensor) -> Tensor:
         """The probabilities [b, 2**n] of the last layer's states, for some of the ``inputs``."""
-        distribution, _ = _transition([self.first], inputs)
+        (distribution,), _ = _transitions([self.first], inputs)
         for matrix in self.matrices:
             distribution = distribution @ matrix
         return distribution
 
 
-def _per_example(
-    net: Sequential | Network, x: Tensor, objective: Objective, combine: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
-    """Combine, for every example, the probabilities [b, 2**n] of the last states with their losses.
-
-    Large batches go in parts, each computed again on the way back, if the objective can be split.
-    """
-    chain = _Chain.of(net, x)
-    outputs = chain.net.outputs(chain.states)
-
-    def part(inputs: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
-        # [2**n, b]
-        f = evaluate(objective, outputs[:, None].expand(-1, len(inputs), -1))
-        return combine(chain.distribution(inputs), f.t())
-
-    if len(x) <= chain.rows or not hasattr(objective, "select"):
-        return part(chain.inputs, outputs, objective)
-    losses = []
-    for i in range(0, len(x), chain.rows):
-        rows = slice(i, i + chain.rows)
-        losses.append(checkpoint(part, chain.inputs[rows], outputs, objective.select(rows), use_reentrant=False))
-    return torch.cat(losses)
-
-
-def _marginal(distribution: Tensor, f: Tensor) -> Tensor:
-    # The clamp is for impossible states: exp of the sum is then as good as 0.
-    tiny = torch.finfo(distribution.dtype).tiny
-    return -torch.logsumexp(distribution.clamp(min=tiny).log() - f, 1)
-
-
-def _transition(steps: Iterable[Step], x: Tensor) -> tuple[Tensor, Tensor]:
-    """The matrix [N, 2**n] from each of the N inputs ``x`` to the states [2**n, ...] after ``steps``, and these states."""
-    total: Tensor | None = None
+def _transitions(steps: Iterable[Step], x: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The matrices [N, 2**n] of ``steps`` from each of their N inputs, ``x`` for the first, and the states after the last."""
+    matrices = []
     for step in steps:
         if isinstance(step, Apply):
             x = called([step.module], x)
             continue
         if isinstance(step, Sample):
-            matrix, x = _layer(_pre_activations(step, x), step.layer.noise)
+            matrix, x = _layer(step, x)
         elif isinstance(step, Branch):
-            matrix, x = _joint([_transition(chain, x) for chain in step.chains], step.dim)
+            matrix, x = _joint([_branch(chain, x) for chain in step.chains], step.dim)
         else:
             raise InputError(
                 f"exact: the transitions of {type(step).__name__} are not known; use flipgrad.bounds.expected_loss"
             )
-        total = matrix if total is None else total @ matrix
-    if total is None:
-        # A branch that only moves units around leads from every state to itself.
-        _check_budget(len(x), (len(x) - 1).bit_length())
-        total = torch.eye(len(x), dtype=x.dtype, device=x.device)
-    return total, x
+        matrices.append(matrix)
+    return matrices, x
 
 
-def _pre_activations(step: Sample, x: Tensor) -> Tensor:
-    """Those of the step's layer, evaluated as in a sampled pass (with its hooks), for the inputs ``x``."""
-    found: list[Tensor] = []
+def _layer(step: Sample, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The transition matrix of a layer from the inputs ``x`` [N, ...], and the layer's states."""
+    evaluated: list[Tensor] = []
 
     def visit(call: LayerCall) -> Tensor:
-        found.append(call.affine(call.x))
-        return sign(found[0].detach())
+        evaluated.append(call.affine(call.x))
+        return sign(evaluated[0].detach())
 
+    # As in a sampled pass, with the layer's hooks.
     step.run(x, None, visit, fresh(None))
-    return found[0]
-
-
-def _layer(a: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-    """The transition matrix of a layer with pre-activations ``a`` [N, ...], and the layer's states."""
+    a, noise = evaluated[0], step.layer.noise
     n = a[0].numel()
     _check_budget(len(a), n)
     plus, minus = noise.cdf(a).flatten(1), noise.cdf(-a).flatten(1)
@@ -211,10 +190,20 @@ def _layer(a: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     return matrix, enumerate_states(a.shape[1:], a)
 
 
-def _joint(parts: list[tuple[Tensor, Tensor]], dim: int) -> tuple[Tensor, Tensor]:
+def _branch(chain: Sequence[Step], x: Tensor) -> tuple[Tensor, Tensor]:
+    """The matrix from each of the inputs ``x`` to the states after a chain of steps, and these states."""
+    matrices, states = _transitions(chain, x)
+    if matrices:
+        return reduce(torch.matmul, matrices), states
+    # A branch that only moves units around leads from every state to itself.
+    _check_budget(len(states), (len(states) - 1).bit_length())
+    return torch.eye(len(states), dtype=states.dtype, device=states.device), states
+
+
+def _joint(branches: list[tuple[Tensor, Tensor]], dim: int) -> tuple[Tensor, Tensor]:
     """The transition to the concatenated states of branches, which are independent given their common input."""
-    matrix, states = parts[0]
-    for other, more in parts[1:]:
+    matrix, states = branches[0]
+    for other, more in branches[1:]:
         _check_budget(len(matrix), (matrix.shape[1] * other.shape[1] - 1).bit_length())
         first = states.repeat_interleave(len(more), 0)
         second = more.repeat(len(states), *[1] * (more.dim() - 1))
@@ -229,7 +218,6 @@ def _check_budget(rows: int, units: int) -> None:
     if before + units > BUDGET.bit_length() - 1:
         raise InputError(
             f"exact: a layer of {units} units after {rows} states needs 2^{before + units} transition probabilities, over the "
-            f"budget of 2^{BUDGET.bit_length() - 1}; neighbouring binary layers may have "
-            f"{BUDGET.bit_length() - 1} units together (12-12-12 fits). Estimate wider nets with "
-            "flipgrad.bounds.expected_loss"
+            f"budget of 2^{BUDGET.bit_length() - 1}; neighbouring binary layers may have {BUDGET.bit_length() - 1} units "
+            "together (12-12-12 fits). Estimate wider nets with flipgrad.bounds.expected_loss"
         )

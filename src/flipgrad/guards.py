@@ -1,7 +1,12 @@
-"""Guards against silent errors: derivatives of an estimate, checkpoints that draw anew, hooks, statistics changed by a look."""
+"""Guards against silent errors: second derivatives, checkpoints that draw anew, captured graphs, hooks, changed statistics.
+
+Torch captures a graph when it compiles, exports or traces: it writes operations down to run them later. Values cannot be looked
+at then, and gradients may get lost.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -18,17 +23,16 @@ Backward = Callable[..., tuple[Tensor | None, ...]]
 # Where nn.Module and torch keep hooks that run when a module is called.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
+_without_compiler: Callable[..., Tensor] | None = None
+
 
 def estimate(values: Tensor, *, twice: bool = False) -> Tensor:
     """States or losses that carry an estimator's gradient, guarded.
 
     An estimate of a gradient is no function whose derivative estimates the second derivative, so that to differentiate it
-    again is an error. And ``torch.utils.checkpoint``, which computes ``values`` again on the way back, must come to the same
-    draw: of a generator that was handed in it does not put back the state.
-
-    Args:
-        values: the states or losses.
-        twice: whether they are an ordinary function of the parameters (a relaxation), whose second derivatives are right.
+    again is an error, unless ``twice``: of an ordinary function of the parameters (a relaxation) the second derivatives are
+    right. And ``torch.utils.checkpoint``, which computes ``values`` again on the way back, must come to the same draw: of a
+    generator that was handed in it does not put back the state.
     """
     if torch.compiler.is_compiling() or not values.requires_grad:
         # Compiled code cannot be differentiated twice, by torch's own error.
@@ -129,6 +133,54 @@ def check_not_checkpointed() -> None:
             "MuProp, REBAR, RELAX and DoubleCV cannot be checkpointed, as they differentiate inside: checkpoint real-valued "
             "modules only, or use another estimator"
         )
+
+
+def capturing() -> bool:
+    """Whether torch captures a graph, so that nothing may depend on values."""
+    return torch.compiler.is_compiling() or bool(torch._C._get_tracing_state())
+
+
+def cannot_look() -> bool:
+    """Whether values cannot be looked at, to check them: while torch captures, and under transforms of ``torch.func``."""
+    return capturing() or torch._C._functorch.maybe_current_level() is not None
+
+
+def check_exportable() -> None:
+    """Refuse to be exported or traced with gradients: only ``torch.compile`` keeps those that estimators make."""
+    exporting = capturing() and not torch.compiler.is_dynamo_compiling()
+    if exporting and torch.is_grad_enabled():
+        raise InputError(
+            "an exported or traced network samples, but would silently have no gradient of any estimator: export it under "
+            "torch.no_grad(), to predict with it; to train in one graph, use torch.compile"
+        )
+
+
+def uncompiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """The ``function`` of ``arguments``, which reads autograd's record; with gradients it runs as it is, whoever is compiled.
+
+    While a graph is compiled there is no record, and that is an error. Where the graph may have breaks, torch takes the error
+    for one, and runs the functions around it as they are.
+    """
+    global _without_compiler
+    if torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled():
+        raise InputError(
+            "binary layers in a graph written by hand read autograd's record of their inputs, so they cannot be one compiled "
+            "graph: compile without fullgraph=True, and they run as they are; or build fg.Sequential, which compiles whole"
+        )
+    # The compiler is slow to import, and nothing is compiled before it was.
+    if not torch.is_grad_enabled() or "torch._dynamo" not in sys.modules:
+        return function(*arguments)
+    if _without_compiler is None:
+        _without_compiler = torch.compiler.disable(lambda function, *arguments: function(*arguments))
+    return _without_compiler(function, *arguments)
+
+
+def refuse_scripting(module: nn.Module) -> NoReturn:
+    """Refuse ``torch.jit.script``, which reads source code: what it asks first, as a method ``__prepare_scriptable__``."""
+    raise InputError(
+        f"torch.jit.script cannot express the sampled states of {type(module).__name__}: capture it under torch.no_grad() with "
+        "torch.export.export(net, (x,)) or torch.jit.trace(net, x, check_trace=False)"
+    )
 
 
 def has_hooks(module: nn.Module, *, anywhere: bool = True) -> bool:

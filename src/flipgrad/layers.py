@@ -3,57 +3,22 @@ r"""Binary layers: an affine map, injected noise, and a sign, :math:`x' = \mathr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar, final
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, TypeVar, final
 
 import torch
 from torch import Generator, Tensor, nn
 
-from flipgrad.affine import Affine, AffineMap, Padding, PaddingMode
-from flipgrad.capture import capturing, check_exportable, check_record, refuse_scripting, uncompiled
-from flipgrad.contract import LayerCall, LocalEstimator, Visit, check_estimator
+from flipgrad.affine import Affine, AffineMap, Padding
+from flipgrad.contract import LayerCall, LocalEstimator, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.flips import Geometry
-from flipgrad.guards import check_unchanged, estimate, has_hooks
+from flipgrad.guards import capturing, check_exportable, estimate, refuse_scripting, uncompiled
 from flipgrad.noise import Logistic, Noise
-from flipgrad.norms import Norm, check_norm, effective_weight, normalised, uses_batch
-from flipgrad.priors import Prior, Source
+from flipgrad.norms import Norm, check_norm, normalised, per_channel, scale_and_shift, uses_batch
 from flipgrad.record import Record, mark
-from flipgrad.sampling import Draw, fresh, given
-
-
-@final
-@dataclass
-class Within:
-    """How :class:`flipgrad.Sequential` has one of its layers evaluated, and what came of it.
-
-    Attributes:
-        visit: gives the layer's states.
-        draw: gives Z for given pre-activations.
-        binary: whether the input is made of states.
-        views: linear modules that the layer sees its input through.
-        prior: with which probabilities a binary input was drawn, if that is known.
-        call: the evaluation, once the layer was called.
-        states: what it gave.
-    """
-
-    visit: Visit
-    draw: Draw
-    binary: bool
-    views: tuple[nn.Module, ...]
-    prior: Prior | None
-    call: LayerCall | None = field(default=None, init=False)
-    states: Tensor | None = field(default=None, init=False)
-
-    def evaluate(self, layer: BinaryLayer, x: Tensor) -> tuple[Tensor, Source | None]:
-        """The states of ``layer`` for the input ``x``, and their draw; its hooks run, and may not change either."""
-        states: Tensor = layer(x, within=self)
-        if self.call is None or self.states is None:
-            raise RuntimeError(f"a hook kept {type(layer).__name__} from being evaluated")
-        if has_hooks(layer):
-            check_unchanged(layer, "input", x, self.call.x)
-            check_unchanged(layer, "states", self.states, states)
-        return states, self.call.source
+from flipgrad.sampling import fresh, given
 
 
 class BinaryLayer(nn.Module, ABC):
@@ -61,19 +26,23 @@ class BinaryLayer(nn.Module, ABC):
 
     weight: Tensor
     bias: Any
-    noise: Noise
-    norm: Norm | None
     input_dims: ClassVar[int]
     estimator: LocalEstimator | None = None
     generator: Generator | None = None
+    __prepare_scriptable__ = refuse_scripting
+
+    def __init__(self, *arguments: Any, noise: Noise | None, norm: Norm | None) -> None:
+        super().__init__(*arguments)
+        self.noise = noise or Logistic()
+        self.norm = norm
+        check_norm(norm, self.plain())
 
     @abstractmethod
     def plain(self) -> Affine:
         """The map before the norm, with its parameters as they are now."""
 
-    @abstractmethod
-    def check_norm(self) -> None:
-        """Refuse a norm that is not one of this layer's output channels."""
+    def check_takes_states(self) -> None:
+        """Refuse a configuration that is sound only for real-valued inputs."""
 
     @final
     def affine(self, views: tuple[nn.Module, ...] = ()) -> AffineMap:
@@ -81,28 +50,21 @@ class BinaryLayer(nn.Module, ABC):
 
         ``views`` are linear modules that the layer sees its input through.
         """
+        plain = replace(self.plain(), views=views)
         # Anew each time: a norm may have been replaced, by torch's converters for instance.
-        self.check_norm()
-        return normalised(replace(self.plain(), views=views), self.norm)
+        check_norm(self.norm, plain)
+        return normalised(plain, self.norm)
 
     @final
     def effective_weight(self) -> Tensor:
         """The weight times the norm's scale, which is what flips depend on; of ``BatchNorm``, that of eval mode."""
-        return effective_weight(self.weight, self.norm)
+        return self.weight if self.norm is None else per_channel(self.weight, scale_and_shift(self.norm)[0])
 
     @final
     @property
     def mixes_examples(self) -> bool:
         """Whether the norm takes its statistics from the batch, so that pre-activations depend on the other examples."""
         return uses_batch(self.norm)
-
-    def __prepare_scriptable__(self) -> None:
-        """What ``torch.jit.script`` asks first."""
-        refuse_scripting(f"the sampled states of {type(self).__name__}")
-
-    @abstractmethod
-    def check_takes_states(self) -> None:
-        """Refuse a configuration that is sound only for real-valued inputs."""
 
     def forward(
         self,
@@ -112,7 +74,7 @@ class BinaryLayer(nn.Module, ABC):
         generator: Generator | None = None,
         noise: Tensor | None = None,
         binary: bool | None = None,
-        within: Within | None = None,
+        within: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Sampled states ±1 of the layer for the input ``x``.
 
@@ -126,43 +88,33 @@ class BinaryLayer(nn.Module, ABC):
                 came from, by autograd's record: each of its entries must then be one unit of another binary layer, moved or
                 with its sign changed, and still ±1, unless the estimator relaxes states. With False the layer's derivative in
                 ``x`` is the ordinary one, whatever ``x`` is.
-            within: how :class:`flipgrad.Sequential` evaluates its layers; nothing else counts then.
+            within: how :class:`flipgrad.Sequential` evaluates the layer; nothing else counts then.
         """
         if within is not None:
-            within.call = LayerCall(self, x, within.binary, self.affine(within.views), within.draw, within.prior)
-            within.states = within.visit(within.call)
-            return within.states
+            return within(x)
         check_exportable()
-        check_record()
-        return uncompiled(self._alone, x, estimator, generator, noise, binary)
+        _check_local(estimator, type(self).__name__)
+        return uncompiled(self._alone, x, estimator or self.estimator or UNDEFINED, generator, noise, binary)
 
     def _alone(
-        self,
-        x: Tensor,
-        estimator: LocalEstimator | None,
-        generator: Generator | None,
-        noise: Tensor | None,
-        binary: bool | None,
+        self, x: Tensor, rule: LocalEstimator, generator: Generator | None, noise: Tensor | None, binary: bool | None
     ) -> Tensor:
-        if estimator is not None:
-            check_estimator(estimator)
-        rule = estimator or self.estimator or UNDEFINED
-        relaxed = rule.relaxed_objective
+        """The states in a graph written by hand."""
         prior = None
         if binary is not False:
             record, told = Record.of(x), binary is not None
             binary = binary or bool(record.states)
             if binary:
                 self.check_takes_states()
-                check_states(x, self, relaxed=relaxed)
-            record.check(type(self).__name__, self.input_dims, relaxed=relaxed, told=told)
+                _check_states(x, type(self).__name__, relaxed=rule.relaxed_objective)
+            record.check(type(self).__name__, self.input_dims, relaxed=rule.relaxed_objective, told=told)
             prior = record.prior()
-        draw = fresh(generator or self.generator) if noise is None else given(noise)
         if prior is not None:
             prior.read()
+        draw = fresh(generator or self.generator) if noise is None else given(noise)
         call = LayerCall(self, x, binary, self.affine(), draw, prior)
         result = estimate(rule.states(call), twice=rule.second_derivatives)
-        mark(result, call.source)
+        mark(result, call.distribution)
         return result
 
 
@@ -193,19 +145,10 @@ class BinaryLinear(BinaryLayer, nn.Linear):
         noise: Noise | None = None,
         norm: Norm | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, device, dtype)
-        self.noise = noise or Logistic()
-        self.norm = norm
-        self.check_norm()
+        super().__init__(in_features, out_features, bias, device, dtype, noise=noise, norm=norm)
 
     def plain(self) -> Affine:
         return Affine(self.weight, self.bias)
-
-    def check_norm(self) -> None:
-        check_norm(self.norm, nn.BatchNorm1d, self.out_features, "BinaryLinear")
-
-    def check_takes_states(self) -> None:
-        """Every configuration does."""
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, noise={self.noise}"
@@ -225,6 +168,7 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
     """
 
     input_dims = 3
+    padding_value: float = 0
 
     def __init__(
         self,
@@ -236,7 +180,7 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
         bias: bool = True,
-        padding_mode: PaddingMode = "zeros",
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
@@ -248,31 +192,19 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
             raise InputError(f"padding_value={padding_value}: choose 0 (no unit there), or the state -1 or 1")
         if padding_value and padding_mode != "zeros":
             raise InputError(f"padding_value={padding_value} with padding_mode={padding_mode!r}: give only one of them")
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            device,
-            dtype,
-        )
-        self.noise = noise or Logistic()
-        self.norm = norm
+        arguments = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
+        super().__init__(*arguments, device, dtype, noise=noise, norm=norm)
         self.padding_value = padding_value
-        self.check_norm()
 
     def plain(self) -> Affine:
-        geometry = Geometry((self.stride[0], self.stride[1]), (0, 0), (self.dilation[0], self.dilation[1]), self.groups)
-        padding = Padding(self._pads(), self.padding_value, self.padding_mode)
-        return Affine.convolution(self.weight, self.bias, geometry, padding)
-
-    def check_norm(self) -> None:
-        check_norm(self.norm, nn.BatchNorm2d, self.out_channels, "BinaryConv2d")
+        sides = left, right, top, bottom = self._pads()
+        stride, dilation = (self.stride[0], self.stride[1]), (self.dilation[0], self.dilation[1])
+        constant = self.padding_mode == "zeros"
+        if not any(sides) or (constant and not self.padding_value and left == right and top == bottom):
+            # The convolution pads by itself.
+            return Affine(self.weight, self.bias, Geometry(stride, (top, left), dilation, self.groups))
+        padding = Padding(sides, "constant" if constant else self.padding_mode, self.padding_value)
+        return Affine(self.weight, self.bias, Geometry(stride, (0, 0), dilation, self.groups), padding)
 
     def check_takes_states(self) -> None:
         if self.padding_mode != "zeros" and any(self._pads()):
@@ -371,21 +303,27 @@ def use(model: ModelT, estimator: LocalEstimator | None, *, generator: Generator
         raise InputError(
             f"fg.use: {type(model).__name__} has no binary layer; build it with fg.BinaryLinear or fg.BinaryConv2d"
         )
-    if estimator is not None:
-        check_estimator(estimator)
-    if estimator is not None and not isinstance(estimator, LocalEstimator):
-        raise InputError(
-            f"fg.use: {type(estimator).__name__} needs the whole network; pass it to fg.Sequential: "
-            "net(x, objective, estimator=...)"
-        )
+    _check_local(estimator, "fg.use")
     for layer in layers:
         layer.estimator = estimator
         layer.generator = generator
     return model
 
 
-def check_states(x: Tensor, module: nn.Module, *, relaxed: bool = False) -> None:
-    """Refuse what is not ±1, or, of relaxed states, what is not between -1 and 1."""
+def _check_local(estimator: object, who: str) -> None:
+    """Refuse, on behalf of ``who``, anything but a local estimator or None."""
+    if estimator is None:
+        return
+    check_estimator(estimator)
+    if not isinstance(estimator, LocalEstimator):
+        raise InputError(
+            f"{who}: {type(estimator).__name__} needs the whole network; pass it to fg.Sequential: "
+            "net(x, objective, estimator=...)"
+        )
+
+
+def _check_states(x: Tensor, layer: str, *, relaxed: bool) -> None:
+    """Refuse, on behalf of a ``layer``, what is not ±1 or, of relaxed states, what is not between -1 and 1."""
     if capturing():
         return
     right = x.abs() <= 1 if relaxed else x.abs() == 1
@@ -394,7 +332,7 @@ def check_states(x: Tensor, module: nn.Module, *, relaxed: bool = False) -> None
     wrong = x[~right].flatten()[0].item()
     kind = "relaxed hidden states that are not in [-1, 1]" if relaxed else "hidden states that are not ±1"
     raise InputError(
-        f"{type(module).__name__} was handed {kind} (for example {wrong:g}): binary layers take each other's states as they "
+        f"{layer} was handed {kind} (for example {wrong:g}): binary layers take each other's states as they "
         "are. Reshape, slice or concatenate them; do not scale, add or activate them, nor mix them with real values (a sum of "
         "two states is the concatenation with the weight twice, an average pooling belongs into fg.Sequential)"
     )

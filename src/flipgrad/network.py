@@ -9,16 +9,15 @@ from typing import final
 import torch
 from torch import Generator, Tensor, nn
 
-from flipgrad.capture import capturing, check_exportable, refuse_scripting
 from flipgrad.contract import Batch, Estimator, LayerCall, LocalEstimator, Network, Visit, check_estimator
 from flipgrad.errors import InputError
-from flipgrad.guards import estimate, keeping_buffers
+from flipgrad.guards import capturing, check_exportable, estimate, keeping_buffers, refuse_scripting
 from flipgrad.layers import UNDEFINED, BinaryLayer
 from flipgrad.noise import Noise, sign
+from flipgrad.norms import whiten_layers
 from flipgrad.objectives import Objective
 from flipgrad.sampling import Draw, Mirrored, fresh, given
 from flipgrad.steps import network
-from flipgrad.whitening import whiten_layers
 
 
 @final
@@ -41,6 +40,8 @@ class Sequential(nn.Module):
     torch.Size([10, 3])
     >>> net(x, fg.CrossEntropy(y), estimator=fg.PSA()).mean().backward()
     """
+
+    __prepare_scriptable__ = refuse_scripting
 
     def __init__(self, *modules: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -95,7 +96,9 @@ class Sequential(nn.Module):
         if estimator is not None:
             check_estimator(estimator)
         net = self.network()
-        draw = _source(net, generator, noise)
+        draw = (
+            fresh(generator or net.binary_layers[0].generator) if noise is None else _handed_in(noise, len(net.binary_layers))
+        )
         if antithetic:
             if noise is not None or len(x) % 2:
                 raise InputError("antithetic=True draws noise for pairs: give an even batch, and no noise")
@@ -105,10 +108,6 @@ class Sequential(nn.Module):
         rule = estimator or net.default_estimator()
         losses = rule.losses(net, Batch(x, objective, draw, index))
         return estimate(losses, twice=rule.second_derivatives)
-
-    def __prepare_scriptable__(self) -> None:
-        """What ``torch.jit.script`` asks first."""
-        refuse_scripting("a sampled network")
 
     def front(self, x: Tensor) -> Tensor:
         """What the first binary layer sees of ``x``: the output of the real-valued modules before it."""
@@ -149,10 +148,7 @@ class Sequential(nn.Module):
 
     def deterministic(self, x: Tensor) -> Tensor:
         """The outputs [B, K] of the deterministic net: every noise replaced by its median; running statistics are kept."""
-        medians = [x.new_tensor(layer.noise.median) for layer in self.binary_layers]
-        with keeping_buffers(self):
-            outputs: Tensor = self(x, noise=medians)
-        return outputs
+        return Member(self, tuple(x.new_tensor(layer.noise.median) for layer in self.binary_layers))(x)
 
     @torch.no_grad()
     def member(self, x: Tensor, *, generator: Generator | None = None) -> Member:
@@ -167,16 +163,16 @@ class Sequential(nn.Module):
             raise InputError("member(x) needs at least one example to know the shapes of the units")
         net = self.network()
         net.check_examples_alone("member")
-        drawn: list[Tensor] = []
+        noise: list[Tensor] = []
 
         def visit(call: LayerCall) -> Tensor:
             a = call.affine(call.x)
-            drawn.append(call.draw(call.noise, a))
-            return sign(a - drawn[-1])
+            noise.append(call.draw(call.noise, a))
+            return sign(a - noise[-1])
 
         with keeping_buffers(self):
             net.run(net.front(x)[:1], visit, fresh(generator))
-        return Member(self, tuple(drawn))
+        return Member(self, tuple(noise))
 
     @torch.no_grad()
     def initialize(self, batch: Tensor, *, moments: bool = False, generator: Generator | None = None) -> Sequential:
@@ -248,13 +244,10 @@ def parameters_by_layer(net: Sequential) -> dict[str, dict[str, nn.Parameter]]:
     return {name: group for name, group in groups.items() if group}
 
 
-def _source(net: Network, generator: Generator | None, noise: Sequence[Tensor] | None) -> Draw:
-    """New noise, or that which was handed in."""
-    layers = net.binary_layers
-    if noise is None:
-        return fresh(generator or layers[0].generator)
-    if len(noise) != len(layers):
-        raise InputError(f"noise: {len(noise)} tensors were handed in for {len(layers)} binary layers; give one each")
+def _handed_in(noise: Sequence[Tensor], layers: int) -> Draw:
+    """A source that gives each of the ``layers`` its own tensor of ``noise``, in order."""
+    if len(noise) != layers:
+        raise InputError(f"noise: {len(noise)} tensors were handed in for {layers} binary layers; give one each")
     remaining = iter(noise)
 
     def draw(distribution: Noise, a: Tensor) -> Tensor:
@@ -274,7 +267,5 @@ def _by_layer(call: LayerCall) -> Tensor:
 
 def _check_input(x: Tensor) -> None:
     check_exportable()
-    if capturing():
-        return
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+    if not capturing() and x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise InputError("the network's input holds NaN or inf; clean or normalise the data first")

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Generator, Tensor
 
-from flipgrad.capture import capturing
 from flipgrad.errors import InputError
+from flipgrad.guards import capturing
 from flipgrad.native import sampling
 
 

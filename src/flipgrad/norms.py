@@ -7,20 +7,25 @@ Where s and t do not depend on the states (:class:`ScaleShift`, or ``BatchNorm``
 weight and bias: what comes out is an ordinary affine map, and every estimator is what it is without a norm.
 
 ``BatchNorm`` in training mode takes mean and variance from the batch: see :class:`BatchNormMap`.
+
+Layers are initialised by norms too: :func:`whiten_layers` sets s and t so that pre-activations have mean 0 and variance 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from flipgrad.affine import Affine, AffineMap, transpose
+from flipgrad.contract import LayerCall, Network
 from flipgrad.errors import InputError
 from flipgrad.noise import Noise
+from flipgrad.sampling import Draw
 
 
 @final
@@ -60,10 +65,12 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 Norm = BatchNorm | ScaleShift
 
 
-def check_norm(norm: nn.Module | None, batch_norm: type[BatchNorm], channels: int, layer: str) -> None:
-    """Refuse what does not normalise the ``channels`` of a ``layer`` that ``batch_norm`` belongs to."""
+def check_norm(norm: nn.Module | None, affine: Affine) -> None:
+    """Refuse what does not normalise the output channels of a layer with this map."""
     if norm is None:
         return
+    channels = affine.weight.shape[0]
+    batch_norm, layer = (nn.BatchNorm1d, "BinaryLinear") if affine.geometry is None else (nn.BatchNorm2d, "BinaryConv2d")
     # Subclasses may do anything in their forward, which is not what runs.
     if not (type(norm) is batch_norm or isinstance(norm, ScaleShift)):
         raise InputError(
@@ -88,31 +95,9 @@ def normalised(affine: Affine, norm: Norm | None) -> AffineMap:
         return affine
     if isinstance(norm, BatchNorm) and uses_batch(norm):
         return BatchNormMap(affine, norm, norm.weight, norm.bias)
-    scale, shift = _fixed(norm)
+    scale, shift = scale_and_shift(norm)
     bias = shift if affine.bias is None else torch.addcmul(shift, affine.bias, scale)
     return replace(affine, weight=per_channel(affine.weight, scale), bias=bias)
-
-
-def effective_weight(weight: Tensor, norm: Norm | None) -> Tensor:
-    """The weight [out, ...] that flips see; of ``BatchNorm`` in training mode, as it would be in eval mode."""
-    return weight if norm is None else per_channel(weight, _fixed(norm)[0])
-
-
-def whiten(norm: Norm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Make a norm whiten channels of that ``mean`` and ``variance`` [channels]; the scale and the shift that it then has.
-
-    :class:`ScaleShift` takes the scale and the shift for its own; ``BatchNorm`` takes the statistics for its running ones,
-    and keeps its parameters.
-    """
-    if isinstance(norm, ScaleShift):
-        norm.scale.copy_(variance.rsqrt())
-        norm.shift.copy_(-mean * norm.scale)
-        return norm.scale, norm.shift
-    if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(variance)
-        norm.num_batches_tracked.fill_(1)
-    return _scale_and_shift(norm, mean, torch.rsqrt(variance + norm.eps))
 
 
 class Statistics(NamedTuple):
@@ -154,11 +139,7 @@ class BatchNormMap(AffineMap):
     The statistics are taken, and the running ones updated, in the first evaluation of a map; later ones of the same map use
     the same statistics.
 
-    Attributes:
-        inner: the map before the norm.
-        norm: the module.
-        gamma: its scale, as it was when the map was made.
-        beta: its shift, likewise.
+    ``inner`` is the map before the ``norm``; ``gamma`` and ``beta`` are its parameters as they were when the map was made.
     """
 
     inner: Affine
@@ -192,7 +173,7 @@ class BatchNormMap(AffineMap):
         grad_x, grad_weight, grad_bias = self.inner.gradients(inputs, x, grad_h, flips=flips)
         if flips and x is not None:
             grad_x = self._through_statistics(x, grad, grad_h, grad_gamma)
-        learned = (None, None) if self.gamma is None else (grad_gamma, grad_beta)
+        learned = (None if self.gamma is None else grad_gamma, None if self.beta is None else grad_beta)
         return grad_x, grad_weight, grad_bias, *learned, None, None, None
 
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
@@ -252,8 +233,7 @@ class BatchNormMap(AffineMap):
         return a.view_as(h)
 
     def _apply(self, statistics: Statistics, h: Tensor) -> Tensor:
-        scale = self._scale(statistics.inverse)
-        shift = -statistics.mean * scale if self.beta is None else self.beta - statistics.mean * scale
+        scale, shift = _combined(self.gamma, self.beta, statistics.mean, statistics.inverse)
         return h * self._over_channels(scale) + self._over_channels(shift)
 
     def _scale(self, inverse: Tensor) -> Tensor:
@@ -274,22 +254,20 @@ def per_channel(weight: Tensor, scale: Tensor) -> Tensor:
     return weight * scale.view(-1, *[1] * (weight.dim() - 1))
 
 
-def _fixed(norm: Norm) -> tuple[Tensor, Tensor]:
-    """The scale and the shift [channels] of a norm that does not look at the batch."""
+def scale_and_shift(norm: Norm) -> tuple[Tensor, Tensor]:
+    """The scale and the shift [channels] of a norm that does not look at the batch; of ``BatchNorm``, those of eval mode."""
     if isinstance(norm, ScaleShift):
         return norm.scale, norm.shift
     mean, variance = norm.running_mean, norm.running_var
     if mean is None or variance is None:
         raise InputError(f"{norm} keeps no running statistics, so its scale is that of a batch; use track_running_stats=True")
-    return _scale_and_shift(norm, mean, torch.rsqrt(variance + norm.eps))
+    return _combined(norm.weight, norm.bias, mean, torch.rsqrt(variance + norm.eps))
 
 
-def _scale_and_shift(norm: BatchNorm, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale and the shift [channels] of a normalisation with these statistics."""
-    if not norm.affine:
-        return inverse, -mean * inverse
-    scale = norm.weight * inverse
-    return scale, norm.bias - mean * scale
+def _combined(gamma: Tensor | None, beta: Tensor | None, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale and the shift [channels] of a normalisation by a mean and 1 / standard deviation, then by gamma and beta."""
+    scale = inverse if gamma is None else gamma * inverse
+    return scale, -mean * scale if beta is None else beta - mean * scale
 
 
 def _momentum(norm: BatchNorm) -> float:
@@ -303,3 +281,81 @@ def _momentum(norm: BatchNorm) -> float:
 def _rows(norm: BatchNorm, h: Tensor) -> Tensor:
     """Pre-activations with their channels in dimension 1."""
     return h if isinstance(norm, nn.BatchNorm2d) else h.reshape(-1, h.shape[-1])
+
+
+def whiten_layers(net: Network, batch: Tensor, draw: Draw, *, moments: bool) -> None:
+    """Whiten every layer in turn, by its norm if it has one, else by its weight and bias; see ``Sequential.initialize``."""
+    norms = {layer: layer.norm for layer in net.binary_layers}
+
+    def visit(call: LayerCall) -> Tensor:
+        a = call.affine(call.x)
+        uncertain = moments and call.binary
+        variance = call.affine.variance(1 - call.x.square()) if uncertain else torch.zeros_like(a)
+        a = _rescale(call.layer, norms[call.layer], a, variance)
+        return call.noise.mean_sign(a) if moments else call.sample(a)
+
+    try:
+        # Statistics are those before the norm, so it is put aside while they are taken.
+        for layer in norms:
+            layer.norm = None
+        net.run(net.front(batch), visit, draw)
+    finally:
+        for layer, norm in norms.items():
+            layer.norm = norm
+
+
+def _rescale(layer: Any, norm: Norm | None, a: Tensor, within: Tensor) -> Tensor:
+    """Whiten a layer's pre-activations, of means ``a`` and variances ``within``, over the batch; returns the new means."""
+    channel = layer.plain().channel_dim % a.dim()
+    others = [dim for dim in range(a.dim()) if dim != channel]
+    if a.numel() < 2 * a.shape[channel]:
+        raise InputError(f"initialize: pre-activations {list(a.shape)} have no variance; use a batch of at least two examples")
+    between, mean = torch.var_mean(a, others, correction=0, keepdim=True)
+    variance = between + within.mean(others, keepdim=True)
+    # A channel is constant if it varies no more than by the rounding of the pre-activations.
+    rounding = 4 * torch.finfo(a.dtype).eps * a.abs().max()
+    variance = torch.where(variance > rounding**2, variance, 1)
+    if norm is not None:
+        scale, shift = (t.view_as(mean) for t in _set(norm, mean.flatten(), variance.flatten()))
+        return a * scale + shift
+    scale = variance.rsqrt()
+    _assign(layer, "weight", per_channel(layer.weight, scale))
+    if layer.bias is None:
+        mean = torch.zeros_like(mean)
+    else:
+        _assign(layer, "bias", (layer.bias - mean.flatten()) * scale.flatten())
+    return (a - mean) * scale
+
+
+def _set(norm: Norm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Make a ``norm`` whiten channels of that ``mean`` and ``variance`` [channels]; the scale and the shift that it then has.
+
+    :class:`ScaleShift` takes the scale and the shift for its own; ``BatchNorm`` takes the statistics for its running ones,
+    and keeps its parameters.
+    """
+    if isinstance(norm, ScaleShift):
+        norm.scale.copy_(variance.rsqrt())
+        norm.shift.copy_(-mean * norm.scale)
+        return norm.scale, norm.shift
+    if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
+        norm.num_batches_tracked.fill_(1)
+    return _combined(norm.weight, norm.bias, mean, torch.rsqrt(variance + norm.eps))
+
+
+def _assign(layer: Any, name: str, value: Tensor) -> None:
+    if parametrize.is_parametrized(layer, name):
+        if not all(hasattr(step, "right_inverse") for step in layer.parametrizations[name]):
+            raise InputError(
+                f"initialize: the parametrisation of {type(layer).__name__}.{name} has no right_inverse, so it cannot be set; "
+                "add one, or initialise before parametrising"
+            )
+        setattr(layer, name, value)
+    elif name in layer._parameters:
+        getattr(layer, name).copy_(value)
+    else:
+        raise InputError(
+            f"initialize: the {name} of {type(layer).__name__} is computed by a hook (prune, the old weight_norm), so it "
+            "cannot be set; initialise before, or use torch.nn.utils.parametrizations"
+        )

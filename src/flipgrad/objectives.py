@@ -6,30 +6,49 @@ front. Any callable that does the same is an objective, for example ``lambda out
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from flipgrad import memory
-from flipgrad.capture import cannot_look, capturing
 from flipgrad.errors import InputError
+from flipgrad.guards import cannot_look, capturing
 
 Objective = Callable[[Tensor], Tensor]
 
 
-class BatchObjective(Protocol):
-    """An objective with one target per example, so that part of a batch can be evaluated."""
+class _BatchObjective(ABC):
+    """An objective with one target per example, [B, ...], which treats every example alone."""
 
-    def __call__(self, outputs: Tensor) -> Tensor: ...
+    def __init__(self, targets: Tensor) -> None:
+        self.targets = targets
 
-    def select(self, index: slice | Tensor) -> BatchObjective: ...
+    @final
+    def __call__(self, outputs: Tensor) -> Tensor:
+        if outputs.dim() < 2 or outputs.shape[-2] != len(self.targets):
+            raise InputError(
+                f"{type(self).__name__} has targets for {len(self.targets)} examples, the head's output has shape "
+                f"{list(outputs.shape)} (examples are its last but one dimension): give the inputs and the targets of the "
+                "same batch"
+            )
+        return self.losses(outputs)
+
+    @abstractmethod
+    def losses(self, outputs: Tensor) -> Tensor:
+        """The losses [..., B] of ``outputs`` [..., B, K]."""
+
+    @final
+    def select(self, index: slice | Tensor) -> _BatchObjective:
+        """The objective of part of the batch."""
+        return type(self)(self.targets[index])
 
 
 @final
-class CrossEntropy:
+class CrossEntropy(_BatchObjective):
     """-log softmax(outputs)[label], per example.
 
     Args:
@@ -45,15 +64,17 @@ class CrossEntropy:
                 f"CrossEntropy takes class indices [B], got {labels.dtype} of shape {list(labels.shape)}; for label "
                 "distributions use SoftCrossEntropy"
             )
-        smallest, self._largest = _range(labels)
+        # Where labels cannot be looked at, numbers that nothing is wrong with.
+        known = labels.numel() and not capturing()
+        smallest, self._largest = (int(labels.min()), int(labels.max())) if known else (0, -1)
         if smallest < 0:
             raise InputError(f"CrossEntropy: label {smallest} is negative; labels count from 0")
         self.labels = labels.long()
+        super().__init__(self.labels)
         # The sign with which the logit of class 1 over class 0 counts against the label.
         self._other = 1 - 2 * self.labels
 
-    def __call__(self, outputs: Tensor) -> Tensor:
-        _check_batch(self, outputs, len(self.labels))
+    def losses(self, outputs: Tensor) -> Tensor:
         if self._largest >= outputs.shape[-1]:
             raise InputError(
                 f"CrossEntropy: label {self._largest} but the head has {outputs.shape[-1]} outputs; labels count from 0"
@@ -64,13 +85,9 @@ class CrossEntropy:
         index = self.labels[:, None].expand(*outputs.shape[:-1], 1)
         return outputs.logsumexp(-1) - outputs.gather(-1, index).squeeze(-1)
 
-    def select(self, index: slice | Tensor) -> CrossEntropy:
-        """The objective of part of the batch."""
-        return CrossEntropy(self.labels[index])
-
 
 @final
-class SoftCrossEntropy:
+class SoftCrossEntropy(_BatchObjective):
     """Cross-entropy of softmax(outputs) relative to a label distribution p*, per example.
 
     Args:
@@ -83,25 +100,21 @@ class SoftCrossEntropy:
                 f"SoftCrossEntropy takes probabilities [B, K], got {p_star.dtype} of shape {list(p_star.shape)}; for class "
                 "indices use CrossEntropy"
             )
-        if not (capturing() or _are_distributions(p_star)):
+        if not capturing() and (bool((p_star < 0).any()) or not torch.allclose(p_star.sum(1), p_star.new_ones(()), atol=1e-4)):
             raise InputError("SoftCrossEntropy: every row of p_star must be non-negative and sum to 1; normalise it first")
+        super().__init__(p_star)
         self.p_star = p_star
 
-    def __call__(self, outputs: Tensor) -> Tensor:
-        _check_batch(self, outputs, len(self.p_star))
+    def losses(self, outputs: Tensor) -> Tensor:
         if outputs.shape[-1] != self.p_star.shape[1]:
             raise InputError(
                 f"SoftCrossEntropy: p_star has {self.p_star.shape[1]} classes, the head {outputs.shape[-1]} outputs"
             )
         return -(self.p_star * functional.log_softmax(outputs, -1)).sum(-1)
 
-    def select(self, index: slice | Tensor) -> SoftCrossEntropy:
-        """The objective of part of the batch."""
-        return SoftCrossEntropy(self.p_star[index])
-
 
 @final
-class LogisticLoss:
+class LogisticLoss(_BatchObjective):
     """log(1 + exp(-label * output)) of a head with one output, per example.
 
     Args:
@@ -111,21 +124,17 @@ class LogisticLoss:
     def __init__(self, labels: Tensor) -> None:
         if labels.dim() != 1 or labels.dtype == torch.bool or not (capturing() or bool((labels.abs() == 1).all())):
             raise InputError(f"LogisticLoss takes labels -1 or +1 of shape [B], got shape {list(labels.shape)}; map 0 to -1")
+        super().__init__(labels)
         self.labels = labels
 
-    def __call__(self, outputs: Tensor) -> Tensor:
-        _check_batch(self, outputs, len(self.labels))
+    def losses(self, outputs: Tensor) -> Tensor:
         if outputs.shape[-1] != 1:
             raise InputError(f"LogisticLoss takes one output per example, the head has {outputs.shape[-1]}; use CrossEntropy")
         return functional.softplus(-(self.labels * outputs.squeeze(-1)))
 
-    def select(self, index: slice | Tensor) -> LogisticLoss:
-        """The objective of part of the batch."""
-        return LogisticLoss(self.labels[index])
-
 
 @final
-class SquaredError:
+class SquaredError(_BatchObjective):
     """The squared distance of the outputs to a target, summed over the outputs, per example.
 
     Args:
@@ -137,19 +146,15 @@ class SquaredError:
             raise InputError(
                 f"SquaredError takes a target [B, K], got shape {list(target.shape)}; use target[:, None] for K = 1"
             )
+        super().__init__(target)
         self.target = target
 
-    def __call__(self, outputs: Tensor) -> Tensor:
-        _check_batch(self, outputs, len(self.target))
+    def losses(self, outputs: Tensor) -> Tensor:
         if outputs.shape[-1] != self.target.shape[1]:
             raise InputError(
                 f"SquaredError: the target has {self.target.shape[1]} values per example, the head {outputs.shape[-1]}"
             )
         return (outputs - self.target).square().sum(-1)
-
-    def select(self, index: slice | Tensor) -> SquaredError:
-        """The objective of part of the batch."""
-        return SquaredError(self.target[index])
 
 
 def evaluate(objective: Objective, outputs: Tensor) -> Tensor:
@@ -172,7 +177,7 @@ def check_alone(objective: Objective, outputs: Tensor, losses: Tensor) -> None:
     Flips and other paths of one example are compared with the rest of the batch as it is, and would change the others' losses
     unnoticed. Ours treat examples alone.
     """
-    if isinstance(objective, CrossEntropy | SoftCrossEntropy | LogisticLoss | SquaredError) or cannot_look():
+    if isinstance(objective, _BatchObjective) or cannot_look():
         return
     with torch.no_grad():
         moved = outputs.detach().clone()
@@ -203,22 +208,3 @@ def _called(objective: Objective, outputs: Tensor) -> Tensor:
             "these alone, [..., B, K] with any dimensions in front, and returns one loss per example, [..., B]; e.g. "
             "fg.CrossEntropy(labels), fg.SquaredError(target)"
         ) from error
-
-
-def _range(labels: Tensor) -> tuple[int, int]:
-    """The smallest and the largest label; where they cannot be looked at, numbers that nothing is wrong with."""
-    if capturing() or not labels.numel():
-        return 0, -1
-    return int(labels.min()), int(labels.max())
-
-
-def _are_distributions(p: Tensor) -> bool:
-    return not bool((p < 0).any()) and torch.allclose(p.sum(1), p.new_ones(()), atol=1e-4)
-
-
-def _check_batch(objective: object, outputs: Tensor, batch: int) -> None:
-    if outputs.dim() < 2 or outputs.shape[-2] != batch:
-        raise InputError(
-            f"{type(objective).__name__} has targets for {batch} examples, the head's output has shape {list(outputs.shape)} "
-            "(examples are its last but one dimension): give the inputs and the targets of the same batch"
-        )

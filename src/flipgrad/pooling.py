@@ -6,8 +6,8 @@ Pooling with kernel q and stride s, then a convolution with kernel k, dilation d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,8 +18,7 @@ from flipgrad.flips.ordinary import Geometry
 PoolModule = nn.AvgPool2d | nn.AdaptiveAvgPool2d
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(NamedTuple):
     """An average pooling along both axes; ``weight`` is what one pixel counts in its window."""
 
     kernel: tuple[int, int]
@@ -45,6 +44,11 @@ class Pool:
         weight = 1 / (module.divisor_override or kernel[0] * kernel[1])
         return Pool(kernel, _pair(module.stride), padding, weight)
 
+    def output_size(self, size: Sequence[int]) -> Sequence[int]:
+        """The height and the width of pooled images of ``size``."""
+        along = zip(size, self.kernel, self.stride, self.padding, strict=True)
+        return [(n + 2 * padding - kernel) // stride + 1 for n, kernel, stride, padding in along]
+
 
 def check_even(module: PoolModule) -> None:
     """Refuse a pooling whose windows weigh pixels differently at the border; adaptive ones are checked with their input."""
@@ -55,9 +59,8 @@ def check_even(module: PoolModule) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Axis:
-    """Along one axis, a convolution of the first ``used`` of ``size`` pixels, zero-padded ``before`` and ``after``."""
+class Axis(NamedTuple):
+    """Along rows or columns, a convolution of the first ``used`` pixels, zero-padded ``before`` and ``after``."""
 
     kernel: int
     stride: int
@@ -83,64 +86,39 @@ class Axis:
         return Axis(wide, self.stride * stride, 1, before, extent - before - used, used)
 
 
-@dataclass(frozen=True)
-class PooledConv:
-    """A convolution that sees its input through average poolings, as one convolution of that input."""
+def fold(
+    weight: Tensor, geometry: Geometry, sides: tuple[int, int, int, int], pools: Sequence[PoolModule], size: Sequence[int]
+) -> tuple[Tensor, Geometry, Callable[[Tensor], Tensor]]:
+    """A convolution that sees images of ``size`` through ``pools``, in order, as one convolution of these images.
 
-    weight: Tensor
-    axes: tuple[Axis, Axis]
+    ``sides`` is its padding on the left, right, top and bottom, whatever the ``geometry`` says.
 
-    @staticmethod
-    def fold(
-        weight: Tensor,
-        geometry: Geometry,
-        sides: tuple[int, int, int, int],
-        modules: Sequence[PoolModule],
-        size: Sequence[int],
-    ) -> PooledConv:
-        """Fold ``modules``, applied in order to images of ``size``, into the convolution behind them.
+    Returns:
+        The weight and the geometry, without padding, of the one convolution. And what gives its input: the part of the images
+        [B, C, H, W] that is used, zero-padded.
+    """
+    seen, sizes = [], [size]
+    for module in pools:
+        seen.append(Pool.of(module, sizes[-1]))
+        sizes.append(seen[-1].output_size(sizes[-1]))
+    (height, width), stride, dilation = sizes[-1], geometry.stride, geometry.dilation
+    left, right, top, bottom = sides
+    rows = Axis(weight.shape[2], stride[0], dilation[0], top, bottom, height)
+    columns = Axis(weight.shape[3], stride[1], dilation[1], left, right, width)
+    for pool, before in zip(reversed(seen), reversed(sizes[:-1]), strict=True):
+        # Every tap of the kernel becomes the pooling's box.
+        box = weight.new_full((1, 1, *pool.kernel), pool.weight)
+        apart = (rows.dilation * pool.stride[0], columns.dilation * pool.stride[1])
+        spread: Tensor = functional.conv_transpose2d(weight.flatten(0, 1)[:, None], box, stride=apart)
+        weight = spread.view(*weight.shape[:2], *spread.shape[2:])
+        rows = rows.behind(before[0], pool.kernel[0], pool.stride[0], pool.padding[0])
+        columns = columns.behind(before[1], pool.kernel[1], pool.stride[1], pool.padding[1])
+    pads = (columns.before, columns.after, rows.before, rows.after)
 
-        ``sides`` is its padding on the left, right, top and bottom, whatever the ``geometry`` says.
-        """
-        sizes, pools = [tuple(size)], []
-        for module in modules:
-            pool = Pool.of(module, sizes[-1])
-            pools.append(pool)
-            sizes.append(
-                tuple(
-                    (n + 2 * p - k) // s + 1
-                    for n, k, s, p in zip(sizes[-1], pool.kernel, pool.stride, pool.padding, strict=True)
-                )
-            )
-        axes = tuple(
-            Axis(
-                weight.shape[2 + i], geometry.stride[i], geometry.dilation[i], sides[2 - 2 * i], sides[3 - 2 * i], sizes[-1][i]
-            )
-            for i in range(2)
-        )
-        for pool, before in zip(reversed(pools), reversed(sizes[:-1]), strict=True):
-            spread = (axes[0].dilation * pool.stride[0], axes[1].dilation * pool.stride[1])
-            weight = _spread(weight, spread, pool)
-            axes = tuple(axes[i].behind(before[i], pool.kernel[i], pool.stride[i], pool.padding[i]) for i in range(2))
-        return PooledConv(weight, (axes[0], axes[1]))
-
-    @property
-    def stride(self) -> tuple[int, int]:
-        return self.axes[0].stride, self.axes[1].stride
-
-    def prepare(self, x: Tensor) -> Tensor:
-        """The part of ``x`` [B, C, H, W] that is used, zero-padded: convolve it without further padding."""
-        rows, columns = self.axes
-        pads = (columns.before, columns.after, rows.before, rows.after)
+    def prepare(x: Tensor) -> Tensor:
         return functional.pad(x[:, :, : rows.used, : columns.used], pads)
 
-
-def _spread(weight: Tensor, step: tuple[int, int], pool: Pool) -> Tensor:
-    """Replace every tap of the kernel by the pooling's box, ``step`` apart."""
-    box = weight.new_full((1, 1, *pool.kernel), pool.weight)
-    taps = weight.flatten(0, 1)[:, None]
-    spread: Tensor = functional.conv_transpose2d(taps, box, stride=step)
-    return spread.view(*weight.shape[:2], *spread.shape[2:])
+    return weight, Geometry((rows.stride, columns.stride), groups=geometry.groups), prepare
 
 
 def _pair(value: object) -> tuple[int, int]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, final
 
 import torch
@@ -19,10 +20,11 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
+from flipgrad.contract import CERTAIN, Prior, StateDistribution
 from flipgrad.errors import InputError
-from flipgrad.priors import CERTAIN, Prior, Source
 
-_MARK = "flipgrad.source"
+# The note that autograd keeps with a node which gave a layer's states: what they were drawn from, or None.
+_MARK = "flipgrad.states"
 
 # fmt: off
 # Operations that move entries or leave some out, and have none twice.
@@ -49,45 +51,48 @@ class Record:
     Attributes:
         x: what a layer was handed.
         states: the nodes of autograd's graph behind it that gave layers' states.
-        between: the nodes on the way from these to ``x``, with how many ways lead from ``x`` to each.
+        between: these and the nodes on the way from them to ``x``, with how many others there use each.
         opaque: a node behind ``x`` that hides what it was computed from, if there is one.
     """
 
     x: Tensor
     states: tuple[Any, ...]
-    between: Counter[Any]
+    between: dict[Any, int]
     opaque: Any
 
     @classmethod
     def of(cls, x: Tensor) -> Record:
         """What is known of ``x``; nothing where there is no record, under ``torch.no_grad()`` for instance."""
-        users: dict[Any, list[Any]] = {}
-        states, opaque, pending = [], None, [x.grad_fn] if x.grad_fn is not None else []
-        seen = set(pending)
+        users: defaultdict[Any, list[Any]] = defaultdict(list)
+        states, opaque = [], None
+        pending: list[Any] = [] if x.grad_fn is None else [x.grad_fn]
         while pending:
             node = pending.pop()
-            if _MARK in _notes(node):
+            if _MARK in node.metadata:
                 states.append(node)
                 continue
             if opaque is None and _is_opaque(node):
                 opaque = node
             for parent, _ in node.next_functions:
-                if parent is None:
-                    continue
-                users.setdefault(parent, []).append(node)
-                if parent not in seen:
-                    seen.add(parent)
-                    pending.append(parent)
-        return cls(x, tuple(states), _ways(states, users), opaque)
+                if parent is not None:
+                    if parent not in users:
+                        pending.append(parent)
+                    users[parent].append(node)
+        between: dict[Any, int] = {}
+        pending = list(states)
+        while pending:
+            node = pending.pop()
+            if node not in between:
+                # The first node has one user: the layer.
+                between[node] = max(1, len(users[node]))
+                pending.extend(users[node])
+        return cls(x, tuple(states), between, opaque)
 
     def check(self, layer: str, dims: int, *, relaxed: bool = False, told: bool = False) -> None:
         """Refuse, on behalf of a ``layer``, what its estimator would silently be wrong for.
 
-        Args:
-            layer: its name.
-            dims: how many of the last dimensions of ``x`` make one input of the layer, in which a unit may stand once.
-            relaxed: whether states may be anywhere between -1 and 1.
-            told: whether it was said that ``x`` holds states.
+        The last ``dims`` dimensions of ``x`` make one input of the layer, in which a unit may stand once; ``relaxed`` states
+        may be anywhere between -1 and 1; ``told`` is whether it was said that ``x`` holds states.
         """
         if not self.states:
             if self.opaque is not None and not told and bool((self.x.abs() <= 1 if relaxed else self.x.abs() == 1).all()):
@@ -97,21 +102,22 @@ class Record:
                     "for states, binary=False for real values that are never flipped"
                 )
             return
-        for node in self.between:
-            if _operation(node) == "CompiledFunction" and node not in self.states:
+        passed = [node for node in self.between if node not in self.states]
+        for node in passed:
+            if _operation(node) == "CompiledFunction":
                 raise InputError(
                     f"{layer} was handed states that went through compiled code, which hides what it did with them: keep what "
                     "stands between binary layers out of it, with model.forward = torch.compiler.disable(model.forward), or "
                     "build fg.Sequential, which compiles whole"
                 )
-            if node not in self.states and not _is_linear(node, self.between):
+            if not _is_linear(node, self.between):
                 raise InputError(
                     f"{layer} was handed states that went through {_name(node)}, which is not known to keep gradients right: "
                     "between binary layers only reshape, permute, slice, pad, concatenate states or change their sign. Move it "
                     "before the first binary layer or behind the last; in place of pooling, use a stride, or nn.AvgPool2d in "
                     "fg.Sequential; layer(x, binary=False) takes the ordinary derivative there"
                 )
-        operations = {_operation(node) for node in self.between if node not in self.states}
+        operations = {_operation(node) for node in passed}
         plain = operations <= MOVING and set(self.between.values()) == {1}
         if not plain and not self._is_one_to_one(dims):
             raise InputError(
@@ -125,19 +131,18 @@ class Record:
 
     def prior(self) -> Prior | None:
         """With which probabilities ``x``, made of states, was drawn; None if that is not known."""
-        sources = [source for source in (_notes(node)[_MARK] for node in self.states) if source is not None]
-        if not sources or len(sources) < len(self.states):
+        known: list[StateDistribution | None] = [node.metadata[_MARK] for node in self.states]
+        distributions = [distribution for distribution in known if distribution is not None]
+        if not distributions or len(distributions) < len(known):
             return None
-        return Prior(tuple(sources), lambda: self._log_odds(sources), watch=self._watched)
+        return Prior(tuple(distributions), lambda: self._log_odds(distributions), watch=self._watched)
 
-    def _log_odds(self, sources: Sequence[Source]) -> Tensor:
+    def _log_odds(self, distributions: Sequence[StateDistribution]) -> Tensor:
         """Those of the states' units, moved as these were to become ``x``; what came from elsewhere is certain."""
         if self._is_unmoved:
-            return sources[0].log_odds()
-        movement = _Movement.of(self)
-        moved = movement.moved([source.log_odds() for source in sources])
-        known = movement.moved([torch.ones_like(source.a) for source in sources])
-        return torch.where(known != 0, moved, CERTAIN * self.x.detach())
+            return distributions[0].log_odds()
+        moved = self._moved([distribution.log_odds() for distribution in distributions])
+        return torch.where(self._units() != 0, moved, CERTAIN * self.x.detach())
 
     @property
     def _is_unmoved(self) -> bool:
@@ -147,22 +152,20 @@ class Record:
     def _watched(self) -> Tensor:
         """``x`` for the only layer that reads its units: on the way back, a gradient of theirs from anywhere else is an error.
 
-        The gradient that comes to the units must be the one that this layer gave, only moved. Nothing here may refer to nodes
+        The gradient that comes to the units must be the one that this layer gave, only moved. No hook here may refer to nodes
         of the graph, which would keep it alive for ever.
         """
-        shares = [torch.ones_like(self.x)] if self._is_unmoved else _Movement.of(self).shares()
+        shares = [torch.ones_like(self.x)] if self._is_unmoved else [self._units(k) for k in range(len(self.states))]
         given: dict[int, float] = {}
         read = self.x.view_as(self.x)
         read.register_hook(lambda grad: given.update((k, _energy(grad * share)) for k, share in enumerate(shares)))
         for k, node in enumerate(self.states):
-            node.register_prehook(_Alone(k, given))
+            node.register_prehook(partial(_check_alone, given, k))
         return read
 
     def _check_others(self, layer: str) -> None:
         """Refuse entries that are no units and not ±1: among relaxed states a zero would count as a unit of mean 0."""
-        movement = _Movement.of(self)
-        known = movement.moved([torch.ones_like(part) for part in movement.back])
-        others = self.x.detach()[known == 0]
+        others = self.x.detach()[self._units() == 0]
         if not bool((others.abs() == 1).all()):
             raise InputError(
                 f"{layer} was handed relaxed states together with {others[others.abs() != 1][0].item():g}, which is no unit "
@@ -171,91 +174,74 @@ class Record:
 
     def _is_one_to_one(self, dims: int) -> bool:
         """Whether every entry of ``x`` is one unit, or its opposite, or none, and no unit stands twice in one input."""
-        movement = _Movement.of(self)
-        generic = [_generic(part) for part in movement.back]
-        value, square = movement.moved(generic), movement.moved([numbers.square() for numbers in generic])
+        generic = [_generic(part) for part in self._movement[1]]
+        value, square = self._moved(generic), self._moved([numbers.square() for numbers in generic])
         # Of one number the square is its own; of sums it is another one.
         exact, squared = value.double().square(), square.double().abs()
         if bool(((exact - squared).abs() > 4 * torch.finfo(value.dtype).eps * (exact + squared)).any()):
             return False
-        numbers = movement.numbers().flatten(-dims).sort(-1).values
+        numbers = self._numbers().flatten(-dims).sort(-1).values
         return not bool(((numbers[..., 1:] == numbers[..., :-1]) & (numbers[..., 1:] > 0)).any())
 
+    @cached_property
+    def _movement(self) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The linear map from the units of all the states to ``x``: zeros like ``x``, and these through the map's transpose.
 
-@final
-@dataclass(frozen=True)
-class _Alone:
-    """Compares the gradient that comes to a layer's units with the one that their reader gave."""
-
-    k: int
-    given: dict[int, float]
-
-    def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
-        given = self.given.pop(self.k, None)
-        if given is not None and grads[0] is not None and not math.isclose(_energy(grads[0]), given, rel_tol=1e-3):
-            raise InputError(
-                "the posterior of a unit is known only where its states go to one layer, and here the head or another layer "
-                "was given them too; use inputs='mean' or 'sampled'"
-            )
-
-
-def mark(states: Tensor, source: Source | None) -> None:
-    """Note in autograd's graph that these are a layer's states, and where they were drawn (None: nowhere)."""
-    if states.grad_fn is not None:
-        _notes(states.grad_fn)[_MARK] = source
-
-
-@final
-@dataclass(frozen=True)
-class _Movement:
-    """The linear map from the units of the states behind a record to its ``x``.
-
-    Autograd knows its transpose; the transpose of the transpose is the map.
-
-    Attributes:
-        entries: zeros like ``x``.
-        back: these through the transpose: zeros like every layer's states.
-    """
-
-    entries: Tensor
-    back: tuple[Tensor, ...]
-
-    @classmethod
-    def of(cls, record: Record) -> _Movement:
+        Autograd knows the transpose; the transpose of the transpose is the map.
+        """
         with torch.enable_grad():
-            entries = torch.zeros_like(record.x, requires_grad=True)
-            edges = [GradientEdge(node, 0) for node in record.states]
+            entries = torch.zeros_like(self.x, requires_grad=True)
+            edges = [GradientEdge(node, 0) for node in self.states]
             # States may be behind other states, whose estimator's derivative is no movement: the way back ends at each of them.
-            ends = [node.register_prehook(_nothing) for node in record.states]
+            ends = [node.register_prehook(_nothing) for node in self.states]
             try:
-                return cls(entries, torch.autograd.grad(record.x, edges, entries, create_graph=True))
+                return entries, torch.autograd.grad(self.x, edges, entries, create_graph=True)
             finally:
                 for end in ends:
                     end.remove()
 
-    def moved(self, values: Sequence[Tensor]) -> Tensor:
+    def _moved(self, values: Sequence[Tensor]) -> Tensor:
         """Numbers of the units of every layer, where they are in ``x``; 0 where nothing came from a unit."""
-        typed = [value.to(part.dtype) for value, part in zip(values, self.back, strict=True)]
-        (result,) = torch.autograd.grad(self.back, self.entries, typed, retain_graph=True, materialize_grads=True)
+        entries, back = self._movement
+        typed = [value.to(part.dtype) for value, part in zip(values, back, strict=True)]
+        (result,) = torch.autograd.grad(back, entries, typed, retain_graph=True, materialize_grads=True)
         return result
 
-    def shares(self) -> list[Tensor]:
-        """For every layer, 1 or -1 where an entry of ``x`` is one of its units, else 0."""
-        ones = [[torch.ones_like(part) * (i == k) for i, part in enumerate(self.back)] for k in range(len(self.back))]
-        return [self.moved(values) for values in ones]
+    def _units(self, of: int | None = None) -> Tensor:
+        """1 or -1 where an entry of ``x`` is a unit (``of`` the states with that number), else 0."""
+        back = self._movement[1]
+        return self._moved([torch.ones_like(part) * (of in (None, k)) for k, part in enumerate(back)])
 
-    def numbers(self) -> Tensor:
+    def _numbers(self) -> Tensor:
         """The number of the unit that every entry of ``x`` is, from 1, where each is one; 0 for none. All units count."""
-        sizes = [part.numel() for part in self.back]
-        all_numbers = torch.arange(1, sum(sizes) + 1, device=self.entries.device)
-        parts = [part.view(like.shape) for part, like in zip(all_numbers.split(sizes), self.back, strict=True)]
+        entries, back = self._movement
+        sizes = [part.numel() for part in back]
+        all_numbers = torch.arange(1, sum(sizes) + 1, device=entries.device)
+        parts = [part.view(like.shape) for part, like in zip(all_numbers.split(sizes), back, strict=True)]
         # Digit by digit: what the states' type holds exactly.
-        base = round(1 / torch.finfo(self.entries.dtype).eps)
-        total, place = torch.zeros_like(self.entries, dtype=torch.int64), 1
+        base = round(1 / torch.finfo(entries.dtype).eps)
+        total, place = torch.zeros_like(entries, dtype=torch.int64), 1
         while place <= sum(sizes):
-            total += place * self.moved([part // place % base for part in parts]).abs().long()
+            total += place * self._moved([part // place % base for part in parts]).abs().long()
             place *= base
         return total
+
+
+def mark(states: Tensor, distribution: StateDistribution | None) -> None:
+    """Note in autograd's graph that these are a layer's states, and what they were drawn from (None: nothing)."""
+    node: Any = states.grad_fn
+    if node is not None:
+        node.metadata[_MARK] = distribution
+
+
+def _check_alone(given: dict[int, float], k: int, grads: tuple[Tensor | None, ...]) -> None:
+    """Compare the gradient that comes to the units of layer ``k`` with the one that their reader has ``given``."""
+    expected = given.pop(k, None)
+    if expected is not None and grads[0] is not None and not math.isclose(_energy(grads[0]), expected, rel_tol=1e-3):
+        raise InputError(
+            "the posterior of a unit is known only where its states go to one layer, and here the head or another layer "
+            "was given them too; use inputs='mean' or 'sampled'"
+        )
 
 
 def _nothing(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
@@ -263,22 +249,7 @@ def _nothing(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     return tuple(grad if grad is None else torch.zeros_like(grad) for grad in grads)
 
 
-def _ways(states: Sequence[Any], users: dict[Any, list[Any]]) -> Counter[Any]:
-    """The nodes from ``states`` up to where the walk began, and how many of these use each; the first of them has one user."""
-    ways: Counter[Any] = Counter()
-    pending, seen = list(states), set(states)
-    while pending:
-        node = pending.pop()
-        ways[node] += 0
-        for user in users.get(node, []):
-            ways[node] += 1
-            if user not in seen:
-                seen.add(user)
-                pending.append(user)
-    return Counter({node: max(1, count) for node, count in ways.items()})
-
-
-def _is_linear(node: Any, between: Counter[Any]) -> bool:
+def _is_linear(node: Any, between: dict[Any, int]) -> bool:
     """Whether the operation is known, and linear in those of its operands that came from states."""
     operation = _operation(node)
     operands = [parent in between for parent, _ in node.next_functions]
@@ -323,9 +294,3 @@ def _name(node: Any) -> str:
     """The operation as a person would look for it."""
     operation = _operation(node)
     return "torch.utils.checkpoint (use_reentrant=True)" if operation == "CheckpointFunction" else f"the operation {operation}"
-
-
-def _notes(node: Any) -> dict[str, Source | None]:
-    """The notes that autograd keeps with a node (typed as a method in torch, but a property)."""
-    notes: dict[str, Source | None] = node.metadata
-    return notes

@@ -6,8 +6,10 @@ without ever making Z: on the processor, compiled code compares counter-based ra
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from reprlib import repr as brief
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Generator, Tensor
@@ -21,17 +23,14 @@ LARGEST_SEED = 2**63 - 1
 # With fewer draws compiled sampling is not worth its call.
 LEAST_COMPILED_DRAWS = 2**13
 
+# A source of noise: gives Z for the pre-activations of a layer with that noise, to be broadcast over them.
+Draw = Callable[[Noise, Tensor], Tensor]
+
 
 def check_seed(seed: int) -> None:
     """Refuse a seed that a generator would not take."""
     if not 0 <= seed <= LARGEST_SEED:
         raise InputError(f"seed is {brief(seed)}; it must be from 0 to {LARGEST_SEED}")
-
-
-class Draw(Protocol):
-    """A source of noise: gives Z for the pre-activations of a layer with that noise, to be broadcast over them."""
-
-    def __call__(self, noise: Noise, a: Tensor, /) -> Tensor: ...
 
 
 def states(draw: Draw, noise: Noise, a: Tensor) -> Tensor:
@@ -56,33 +55,32 @@ def compiled_draws(draw: Draw, a: Tensor, count: int = 1) -> tuple[int, int] | N
 
     None where torch is to draw: from noise that is handed in, and where compiled code cannot or need not.
     """
-    if not isinstance(draw, Fresh | Stream) or not library.usable(a):
+    if not library.usable(a):
         return None
-    return draw.compiled(a, count)
+    if isinstance(draw, Stream):
+        draw.count += count
+        return draw.seed, draw.count - count + 1
+    # Under torch.func transforms the generator gives no number but a tensor for all draws, by their rules of randomness.
+    transformed = torch._C._functorch.maybe_current_level() is not None
+    if not isinstance(draw, Fresh) or transformed or a.numel() * count < LEAST_COMPILED_DRAWS:
+        return None
+    return int(torch.randint(2**62, (), generator=draw.generator)), 0
+
+
+@final
+@dataclass(frozen=True)
+class Fresh:
+    """New noise from a torch generator: the same state of it gives the same noise."""
+
+    generator: Generator | None
+
+    def __call__(self, noise: Noise, a: Tensor) -> Tensor:
+        return noise.sample_like(a, generator=self.generator)
 
 
 def fresh(generator: Generator | None) -> Fresh:
     """A source of new noise."""
     return Fresh(generator)
-
-
-@final
-class Fresh:
-    """New noise from a torch generator: the same state of it gives the same noise."""
-
-    def __init__(self, generator: Generator | None) -> None:
-        self.generator = generator
-
-    def __call__(self, noise: Noise, a: Tensor, /) -> Tensor:
-        return noise.sample_like(a, generator=self.generator)
-
-    def compiled(self, a: Tensor, count: int) -> tuple[int, int] | None:
-        """See :func:`compiled_draws`."""
-        # Under torch.func transforms the generator gives no number but a tensor for all draws, by their rules of randomness.
-        transformed = torch._C._functorch.maybe_current_level() is not None
-        if transformed or a.numel() * count < LEAST_COMPILED_DRAWS:
-            return None
-        return int(torch.randint(2**62, (), generator=self.generator)), 0
 
 
 @final
@@ -99,28 +97,24 @@ class Stream:
     def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
         self.seed = seed
         self.generator = torch.Generator(device).manual_seed(seed)
-        self._count = 0
+        # How many draws compiled code has made.
+        self.count = 0
 
-    def __call__(self, noise: Noise, a: Tensor, /) -> Tensor:
+    def __call__(self, noise: Noise, a: Tensor) -> Tensor:
         return noise.sample_like(a, generator=self.generator)
-
-    def compiled(self, a: Tensor, count: int) -> tuple[int, int]:
-        """See :func:`compiled_draws`."""
-        self._count += count
-        return self.seed, self._count - count + 1
 
 
 @final
+@dataclass(frozen=True)
 class Mirrored:
     """A source's noise for the first half of a batch, and the opposite of it for the second.
 
     Noise is symmetric, so that each half alone has ordinary noise: antithetic variables (Hammersley, Morton 1956).
     """
 
-    def __init__(self, source: Draw) -> None:
-        self.source = source
+    source: Draw
 
-    def __call__(self, noise: Noise, a: Tensor, /) -> Tensor:
+    def __call__(self, noise: Noise, a: Tensor) -> Tensor:
         z = self.source(noise, a[: len(a) // 2])
         return torch.cat([z, -z])
 
@@ -128,7 +122,7 @@ class Mirrored:
 def given(z: Tensor) -> Draw:
     """A source that returns the noise ``z``, if it broadcasts to the pre-activations."""
 
-    def draw(noise: Noise, a: Tensor, /) -> Tensor:
+    def draw(noise: Noise, a: Tensor) -> Tensor:
         sizes = zip(reversed(z.shape), reversed(a.shape), strict=False)
         if z.dim() > a.dim() or any(n not in (1, m) for n, m in sizes):
             raise InputError(f"noise of shape {list(z.shape)} does not broadcast to pre-activations {list(a.shape)}")

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import final, get_args
+from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flipgrad.affine import called
-from flipgrad.contract import Network, Step, Visit, run_steps
+from flipgrad.contract import CERTAIN, LayerCall, Network, Prior, Step, Visit, run_steps
 from flipgrad.errors import InputError
-from flipgrad.guards import has_hooks
-from flipgrad.layers import BinaryConv2d, BinaryLayer, Within
+from flipgrad.guards import check_unchanged, has_hooks
+from flipgrad.layers import BinaryConv2d, BinaryLayer
 from flipgrad.norms import ScaleShift
 from flipgrad.pooling import PoolModule, check_even
-from flipgrad.priors import Prior
 from flipgrad.sampling import Draw
 
-# Modules that only move states around: a unit stays one unit and stays ±1.
+# Modules that only move states around (a unit stays one unit and stays ±1), and those that pad or average them.
 RESHAPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
-PADDING = (nn.ConstantPad2d, nn.ZeroPad2d)
+BETWEEN_LAYERS = (*RESHAPING, nn.ConstantPad2d, nn.ZeroPad2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
 class Concat(nn.Module):
@@ -58,14 +58,18 @@ class Apply(Step):
     module: nn.Module
 
     def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-        return called([self.module], x), prior and prior.moved(self.module)
-
-    def layers(self) -> Iterator[BinaryLayer]:
-        return iter(())
+        return called([self.module], x), prior and replace(prior, log_odds=lambda: self._moved(prior.log_odds()))
 
     @property
     def keeps_units(self) -> bool:
         return True
+
+    def _moved(self, log_odds: Tensor) -> Tensor:
+        """The log-odds of states, where these are after the module; padding is certain."""
+        if isinstance(self.module, nn.ConstantPad2d):
+            return functional.pad(log_odds, self.module.padding, value=CERTAIN * float(self.module.value))
+        moved: Tensor = self.module.forward(log_odds)
+        return moved
 
 
 @final
@@ -78,15 +82,26 @@ class Sample(Step):
     binary: bool
 
     def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-        states, source = Within(visit, draw, self.binary, self.views, prior).evaluate(self.layer, x)
-        return states, source and Prior.of(source)
+        made: list[tuple[LayerCall, Tensor]] = []
 
-    def layers(self) -> Iterator[BinaryLayer]:
-        yield self.layer
+        def evaluate(x: Tensor) -> Tensor:
+            call = LayerCall(self.layer, x, self.binary, self.layer.affine(self.views), draw, prior)
+            made.append((call, visit(call)))
+            return made[-1][1]
 
-    @property
-    def keeps_units(self) -> bool:
-        return False
+        # Through the module, so that its hooks run; they may look at the input and the states, not change them.
+        states: Tensor = self.layer(x, within=evaluate)
+        if not made:
+            raise RuntimeError(f"a hook kept {type(self.layer).__name__} from being evaluated")
+        call, given = made[-1]
+        if has_hooks(self.layer):
+            check_unchanged(self.layer, "input", x, call.x)
+            check_unchanged(self.layer, "states", given, states)
+        drawn_from = call.distribution
+        return states, drawn_from and Prior((drawn_from,), drawn_from.log_odds)
+
+    def layers(self) -> Iterable[BinaryLayer]:
+        return (self.layer,)
 
 
 @final
@@ -98,13 +113,17 @@ class Branch(Step):
     dim: int
 
     def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-        prior = prior and replace(prior, branched=prior.branched or len(self.chains) > 1)
+        if prior and len(self.chains) > 1:
+            prior.read(len(self.chains))
         results = [run_steps(chain, x, prior, visit, draw) for chain in self.chains]
+        states = torch.cat([states for states, _ in results], self.dim)
         priors = [known for _, known in results if known]
-        joined = Prior.joined(priors, self.dim) if len(priors) == len(results) else None
-        return torch.cat([states for states, _ in results], self.dim), joined
+        if len(priors) < len(results):
+            return states, None
+        distributions = dict.fromkeys(distribution for known in priors for distribution in known.distributions)
+        return states, Prior(tuple(distributions), lambda: torch.cat([known.log_odds() for known in priors], self.dim))
 
-    def layers(self) -> Iterator[nn.Module]:
+    def layers(self) -> Iterable[nn.Module]:
         return (layer for chain in self.chains for step in chain for layer in step.layers())
 
     @property
@@ -180,21 +199,16 @@ def _branch(module: Concat, binary: bool) -> Branch:
 
 def _check_between(module: nn.Module) -> None:
     # Exactly these classes, and their own forward: anything else may do anything.
-    known = type(module) in (*get_args(PoolModule), *RESHAPING, *PADDING) and "forward" not in vars(module)
-    if known and isinstance(module, PoolModule):
+    if type(module) not in BETWEEN_LAYERS or "forward" in vars(module):
+        raise InputError(
+            f"{_name(module)} may not stand between binary layers: it would change the ±1 states behind the estimator's back. "
+            "Move it before the first binary layer, into the head, or leave it out; reshaping, padding with 0 or ±1, AvgPool2d "
+            f"and fg.Concat may stay{_advice(module)}"
+        )
+    if isinstance(module, PoolModule):
         check_even(module)
-        return
-    if known and isinstance(module, RESHAPING):
-        return
-    if known and isinstance(module, nn.ConstantPad2d):
-        if module.value in (-1, 0, 1):
-            return
+    if isinstance(module, nn.ConstantPad2d) and module.value not in (-1, 0, 1):
         raise InputError(f"{_name(module)} between binary layers pads with {module.value:g}; pad with 0, -1 or 1")
-    raise InputError(
-        f"{_name(module)} may not stand between binary layers: it would change the ±1 states behind the estimator's back. Move "
-        "it before the first binary layer, into the head, or leave it out; reshaping, padding with 0 or ±1, AvgPool2d and "
-        f"fg.Concat may stay{_advice(module)}"
-    )
 
 
 def _advice(module: nn.Module) -> str:

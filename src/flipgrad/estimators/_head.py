@@ -28,10 +28,9 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from flipgrad.affine import connect, folded_weight
-from flipgrad.capture import cannot_look
-from flipgrad.contract import LayerCall, Network, Readout
+from flipgrad.contract import LayerCall, Network
 from flipgrad.errors import InputError
-from flipgrad.guards import has_hooks, once
+from flipgrad.guards import cannot_look, has_hooks, once
 from flipgrad.objectives import Objective, check_alone, evaluate
 from flipgrad.steps import Sample
 
@@ -60,21 +59,21 @@ def head_losses(
         gradient: that in the head's parameters.
         flip: whether the derivative in the states is the discrete one, or the ordinary one.
     """
-    readout, x = net.readout(), states.detach()
+    x = states.detach()
     behind_layer = isinstance(net.steps[-1], Sample)
-    if gradient == "rao-blackwell" and not (is_linear(readout.head) and behind_layer):
+    if gradient == "rao-blackwell" and not (is_linear(net.head) and behind_layer):
         gradient = "sampled"
     if gradient == "sampled" and not flip:
-        return evaluate(objective, readout(states))
+        return evaluate(objective, net.outputs(states))
     if gradient == "enhanced" and not behind_layer:
         raise InputError("head='enhanced' needs a binary layer, not Concat, before the head; use head='sampled'")
-    if gradient == "rao-blackwell" and is_linear(readout.head):
-        outputs, losses, flipped = _rao_blackwell(readout, readout.head, x, _opposite(last, x), objective)
+    if gradient == "rao-blackwell" and is_linear(net.head):
+        outputs, losses, flipped = _rao_blackwell(net, net.head, x, _opposite(last, x), objective)
     else:
-        outputs = readout(x)
+        outputs = net.outputs(x)
         losses = evaluate(objective, outputs)
         with torch.set_grad_enabled(gradient == "enhanced" and torch.is_grad_enabled()):
-            flipped = flipped_losses(readout, x, outputs, objective)
+            flipped = flipped_losses(net, x, outputs, objective)
         if gradient == "enhanced":
             correction = ((flipped - losses) * _opposite(last, x)).mean(0)
             losses = losses + (correction - correction.detach())
@@ -83,27 +82,27 @@ def head_losses(
         discrete = (losses.detach() - flipped.detach()).t().reshape(x.shape) * x / 2
         attached: Tensor = AttachGradient.apply(losses, states, discrete)  # type: ignore[no-untyped-call]
         return attached
-    return losses + _without_parameters(readout, states, outputs, objective)
+    return losses + _without_parameters(net, states, outputs, objective)
 
 
-def flipped_losses(readout: Readout, x: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
+def flipped_losses(net: Network, x: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
     """The losses [units, B] with one unit of the states ``x`` [B, ...] flipped.
 
     Args:
-        readout: the head. A linear one is evaluated by adding to its ``outputs``, any other anew on every flipped batch.
+        net: the network. A linear head is evaluated by adding to its ``outputs``, any other anew on every flipped batch.
         x: the last layer's states.
         outputs: the head's outputs [B, K] for ``x``.
         objective: maps outputs [..., B, K] to losses [..., B].
     """
-    if is_linear(readout.head):
-        return _linear(readout, readout.head, x, outputs, objective)
-    check_separable(readout.head)
-    check_head_alone(readout, x, outputs)
-    return _general(readout, x, objective)
+    if is_linear(net.head):
+        return _linear(net, net.head, x, outputs, objective)
+    check_separable(net.head)
+    check_head_alone(net, x, outputs)
+    return _general(net, x, objective)
 
 
 def _rao_blackwell(
-    readout: Readout, head: nn.Linear, x: Tensor, opposite: Tensor, objective: Objective
+    net: Network, head: nn.Linear, x: Tensor, opposite: Tensor, objective: Objective
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs [B, K], losses [B] with that gradient, and the losses [units, B] at every flip, of a linear head.
 
@@ -111,11 +110,11 @@ def _rao_blackwell(
     of a flip in the weights of its own unit alone times pi.
     """
     units, share = x.flatten(1).t().contiguous(), opposite
-    weight = folded_weight(head.weight, readout.tail, x)
+    weight = folded_weight(head.weight, net.tail, x)
     bias = head.bias
     kept = (units * (1 - share)).t()
     with torch.no_grad():
-        outputs = readout(x)
+        outputs = net.outputs(x)
     own = functional.linear(kept.to(weight.dtype), weight)
     sampled = outputs + (own - own.detach())
     if bias is not None:
@@ -138,11 +137,11 @@ def _rao_blackwell(
     return outputs, losses + (correction - correction.detach()), flipped
 
 
-def _without_parameters(readout: Readout, states: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
+def _without_parameters(net: Network, states: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
     """Zeros [B] with the ordinary derivative of the losses in the states, and none in the head's parameters."""
-    parameters = {name: parameter.detach() for name, parameter in readout.head.named_parameters()}
-    connected = connect(readout.tail, states)
-    losses = evaluate(objective, torch.func.functional_call(readout.head, parameters, (connected,)).to(outputs.dtype))
+    parameters = {name: parameter.detach() for name, parameter in net.head.named_parameters()}
+    connected = connect(net.tail, states)
+    losses = evaluate(objective, torch.func.functional_call(net.head, parameters, (connected,)).to(outputs.dtype))
     return losses - losses.detach()
 
 
@@ -151,15 +150,15 @@ def _opposite(last: LayerCall, x: Tensor) -> Tensor:
 
     Its printed formula has a sign slip.
     """
-    if last.source is None:
+    if last.distribution is None:
         raise RuntimeError("the last layer drew no states")
-    return last.noise.cdf(-x * last.source.a).flatten(1).t()
+    return last.noise.cdf(-x * last.distribution.a).flatten(1).t()
 
 
-def _linear(readout: Readout, head: nn.Linear, x: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
+def _linear(net: Network, head: nn.Linear, x: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
     # [units, B], [K, B] and [units, K]: the batch goes last, where operations are fast, and K may be as small as 1.
     units, transposed = x.flatten(1).t().contiguous(), outputs.t().contiguous()
-    weight = folded_weight(head.weight, readout.tail, x).t()
+    weight = folded_weight(head.weight, net.tail, x).t()
 
     def losses(outputs: Tensor, weight: Tensor, states: Tensor) -> Tensor:
         return evaluate(objective, (outputs - 2 * weight[:, :, None] * states[:, None]).transpose(1, 2))
@@ -168,12 +167,12 @@ def _linear(readout: Readout, head: nn.Linear, x: Tensor, outputs: Tensor, objec
     return _chunked([(losses, (transposed, weight[i : i + size], units[i : i + size])) for i in range(0, len(units), size)])
 
 
-def _general(readout: Readout, x: Tensor, objective: Objective) -> Tensor:
+def _general(net: Network, x: Tensor, objective: Objective) -> Tensor:
     units = x.flatten(1)
     count = units.shape[1]
 
     def losses(first: int, last: int) -> Tensor:
-        outputs = readout(flipped_states(x, torch.arange(first, last, device=x.device)).flatten(0, 1))
+        outputs = net.outputs(flipped_states(x, torch.arange(first, last, device=x.device)).flatten(0, 1))
         outputs = outputs.unflatten(0, (last - first, len(x)))
         return evaluate(objective, outputs)
 
@@ -214,17 +213,17 @@ def check_separable(head: nn.Module) -> None:
             )
 
 
-def check_head_alone(readout: Readout, x: Tensor, outputs: Tensor) -> None:
+def check_head_alone(net: Network, x: Tensor, outputs: Tensor) -> None:
     """Refuse a head whose ``outputs`` for an example depend on the rest of the batch ``x``, or are drawn at random.
 
     Dropout is known to draw, and to be right where the head is evaluated once.
     """
-    drops = any(isinstance(module, _DropoutNd) and module.training for module in readout.head.modules())
-    if is_linear(readout.head) or drops or not len(x) or cannot_look():
+    drops = any(isinstance(module, _DropoutNd) and module.training for module in net.head.modules())
+    if is_linear(net.head) or drops or not len(x) or cannot_look():
         return
-    check_separable(readout.head)
+    check_separable(net.head)
     with torch.no_grad():
-        alone = readout(x[:1])
+        alone = net.outputs(x[:1])
     # Rounding depends on the size of a batch.
     rounding = 1e3 * torch.finfo(outputs.dtype).eps * outputs.detach().abs().max()
     if not bool(((alone - outputs.detach()[:1]).abs() <= rounding).all()):

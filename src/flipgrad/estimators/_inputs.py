@@ -29,11 +29,10 @@ import torch
 from torch import Tensor
 
 from flipgrad.affine import AffineMap
-from flipgrad.contract import LayerCall
+from flipgrad.contract import LayerCall, Prior
 from flipgrad.errors import InputError
 from flipgrad.guards import once
 from flipgrad.noise import Noise
-from flipgrad.priors import Prior
 
 InputRule = Literal["auto", "sampled", "mean", "posterior", "rao-blackwell"]
 

@@ -63,10 +63,10 @@ class Path:
             return states[-1]
 
         inputs = net.front(batch.x)
-        last, readout = net.run(inputs, visit, batch.draw), net.readout()
-        outputs = readout(last)
+        last = net.run(inputs, visit, batch.draw)
+        outputs = net.outputs(last)
         losses = evaluate(batch.objective, outputs)
-        check_head_alone(readout, last, outputs)
+        check_head_alone(net, last, outputs)
         check_alone(batch.objective, outputs, losses)
         return Path(net, batch, inputs, tuple(calls), tuple(a), tuple(z), tuple(states), losses)
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flipgrad.capture import capturing
 from flipgrad.errors import InputError
+from flipgrad.guards import capturing
 
 LIBRARY = Path(__file__).parent.parent / "_native.so"
 

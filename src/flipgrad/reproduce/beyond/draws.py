@@ -34,11 +34,11 @@ class LastLayer(LocalEstimator):
         return self.rule.states(call)
 
     def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
-        if last.source is None:
+        if last.distribution is None:
             raise RuntimeError("the last layer drew no states")
         # Other values, the same gradient: what comes back to all of them goes on to the layer once, added up.
         carried = states - states.detach()
-        every = [states, *(sampled_states(last.draw, last.noise, last.source.a) + carried for _ in range(self.count - 1))]
+        every = [states, *(sampled_states(last.draw, last.noise, last.distribution.a) + carried for _ in range(self.count - 1))]
         return torch.stack([self.rule.head(net, last, some, objective) for some in every]).mean(0)
 
 
