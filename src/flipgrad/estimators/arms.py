@@ -12,7 +12,6 @@ from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.estimators._paths import Path, PathEstimator, per_example
-from flipgrad.estimators._tails import uniform
 
 
 @final
@@ -61,7 +60,7 @@ class ARMS(PathEstimator):
         a, noise = path.a[k].detach(), path.noises[k]
         # The rarer state is the sign opposite to a: its probability is F(-|a|).
         q = noise.cdf(-a.abs())
-        exponential = torch.stack([-uniform(path, a).log() for _ in range(self.samples)])
+        exponential = torch.stack([-path.uniform(a).log() for _ in range(self.samples)])
         u = (1 - exponential / exponential.sum(0)) ** (self.samples - 1)
         common = torch.where(a < 0, -1.0, 1.0).to(a.dtype)
         states = torch.where(u < q, -common, common)

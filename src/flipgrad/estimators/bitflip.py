@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from flipgrad.estimators._paths import Path, PathEstimator, per_example
-from flipgrad.estimators._tails import uniform
 
 
 @final
@@ -48,7 +47,7 @@ class BitFlip(PathEstimator):
         a, x = path.a[k].detach(), path.states[k]
         n = a[:1].numel() if len(a) else 1
         # Double precision, so that every unit of a large layer can be met.
-        u = uniform(path, a.new_empty(len(a), 1, dtype=torch.float64))
+        u = path.uniform(a.new_empty(len(a), 1, dtype=torch.float64))
         chosen = (torch.arange(n, device=x.device) == (u * n).long().clamp(max=n - 1)).to(x.dtype).view_as(x)
         change = path.losses.detach() - path.replayed(k, (x * (1 - 2 * chosen))[None])[0]
         return n * chosen * path.noises[k].pdf(a) * x * per_example(change, a)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.contract import LayerCall, LocalEstimator
-from flipgrad.estimators._draws import check_temperature
+from flipgrad.estimators._draws import positive
 
 
 @final
@@ -41,7 +41,7 @@ class Concrete(LocalEstimator):
     citation = "Maddison, Mnih, Teh 2017; Jang, Gu, Poole 2017"
 
     def __init__(self, t: float = 1.0) -> None:
-        self.t = check_temperature(self, t)
+        self.t = positive(self, "t", t, "temperature")
 
     def passes(self, depth: int) -> int:
         return 1

@@ -11,10 +11,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from flipgrad.contract import LayerCall
 from flipgrad.errors import InputError
-from flipgrad.estimators._control import TunedEstimator
 from flipgrad.estimators._paths import Path, per_example, value_and_slope
-from flipgrad.estimators._tails import continued_with, straight_through
+from flipgrad.estimators._tuned import TunedEstimator
 from flipgrad.noise import sign
 
 
@@ -63,7 +63,7 @@ class DoubleCV(TunedEstimator):
     def passes(self, depth: int) -> int:
         return 1 + self.samples * depth
 
-    def estimate(self, path: Path, *, tune: bool) -> list[Tensor]:
+    def estimate(self, path: Path) -> list[Tensor]:
         return [self._layer(path, k) for k in range(len(path.a))]
 
     def _layer(self, path: Path, k: int) -> Tensor:
@@ -81,5 +81,12 @@ class DoubleCV(TunedEstimator):
 
 def _taylor(path: Path, k: int, states: Tensor) -> tuple[Tensor, Tensor]:
     """The losses [B] of layer ``k``'s ``states``, and their gradient in them."""
-    f, slope = value_and_slope(lambda x: continued_with(path, k, x, straight_through), states)
+    f, slope = value_and_slope(lambda x: path.continued_with_noise(k, x, _straight_through), states)
     return f.detach(), slope.detach()
+
+
+def _straight_through(call: LayerCall, z: Tensor) -> Tensor:
+    """The states sampled with the noise ``z``, with the gradient of their mean."""
+    a = call.affine(call.x)
+    m = call.noise.mean_sign(a)
+    return sign(a.detach() - z) + (m - m.detach())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flipgrad.contract import LayerCall, LocalEstimator
 from flipgrad.errors import InputError
-from flipgrad.estimators._draws import check_temperature, conditional, own_draws
+from flipgrad.estimators._draws import conditional, own_draws, positive
 from flipgrad.native import sampling as compiled
 from flipgrad.noise import Logistic
 from flipgrad.sampling import compiled_draws
@@ -48,7 +48,7 @@ class GumbelRao(LocalEstimator):
         if not isinstance(samples, int) or samples < 1:
             raise InputError(f"GumbelRao(samples={samples}): the number of conditional draws must be a whole number above 0")
         self.samples = samples
-        self.t = check_temperature(self, t)
+        self.t = positive(self, "t", t, "temperature")
 
     def passes(self, depth: int) -> int:
         return 1

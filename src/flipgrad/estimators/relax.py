@@ -12,8 +12,8 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from flipgrad.errors import InputError
-from flipgrad.estimators._control import ConcreteControl
 from flipgrad.estimators._paths import Path
+from flipgrad.estimators.rebar import ConcreteControl
 
 # Hidden units of the surrogates that are built here.
 HIDDEN = 16
