@@ -57,7 +57,7 @@ NAMED = {
     "naive": ["flips"],
     "ordinary": ["flips"],
     "exact": ["exact", "exact_estimator"],
-    "_inputs": ["inputs"],
+    "_sample_analytic": ["inputs"],
     "_moments": ["adf", "inputs"],
     "_base": ["base", "local"],
     "_tuned": ["rebar", "relax", "muprop"],

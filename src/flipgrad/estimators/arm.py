@@ -3,8 +3,6 @@
 Yin, Zhou. ARM: Augment-REINFORCE-Merge Gradient for Stochastic Binary Networks. ICLR 2019, algorithm 2.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 Dimitriev, Zhou. ARMS: Antithetic-REINFORCE-Multi-Sample Gradient for Binary Variables. ICML 2021; the Dirichlet copula.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

@@ -6,8 +6,6 @@ Mnih, Gregor. Neural Variational Inference and Learning in Belief Networks. ICML
 A baseline that does not depend on the current sample leaves the estimate unbiased, since E[score] = 0.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import final
 

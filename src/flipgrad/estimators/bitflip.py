@@ -5,8 +5,6 @@ Variational Inference. NeurIPS 2015; and Tokui, Sato. Evaluating the Variance of
 2017. Instead of the sum over all units of a layer it takes one of them at random, times their number.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

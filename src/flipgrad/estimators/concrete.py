@@ -4,8 +4,6 @@ Maddison, Mnih, Teh. The Concrete Distribution: A Continuous Relaxation of Discr
 Jang, Gu, Poole. Categorical Reparameterization with Gumbel-Softmax. ICLR 2017.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 import torch
@@ -42,9 +40,6 @@ class Concrete(LocalEstimator):
 
     def __init__(self, t: float = 1.0) -> None:
         self.t = positive(self, "t", t, "temperature")
-
-    def passes(self, depth: int) -> int:
-        return 1
 
     def states(self, call: LayerCall) -> Tensor:
         a = call.affine(call.x)

@@ -4,8 +4,6 @@ Dong, Mnih, Tucker. DisARM: An Antithetic Gradient Estimator for Binary Latent V
 Yin, Ho, Yan, Qian, Zhou. Probabilistic Best Subset Selection via Gradient-Based Optimization. arXiv:2006.06448, 2020.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from torch import Tensor

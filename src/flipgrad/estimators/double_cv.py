@@ -3,8 +3,6 @@
 Titsias, Shi. Double Control Variates for Gradient Estimation in Discrete Latent Variable Models. AISTATS 2022.
 """
 
-from __future__ import annotations
-
 import math
 from typing import final
 

@@ -1,7 +1,5 @@
 """The facts that estimators state, as a table: the command line prints it, the documentation shows it."""
 
-from __future__ import annotations
-
 from flipgrad.contract import Estimator, LocalEstimator
 from flipgrad.estimators import ESTIMATORS
 

@@ -3,8 +3,6 @@
 Paulus, Maddison, Krause. Rao-Blackwellizing the Straight-Through Gumbel-Softmax Gradient Estimator. ICLR 2021.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 import torch
@@ -49,9 +47,6 @@ class GumbelRao(LocalEstimator):
             raise InputError(f"GumbelRao(samples={samples}): the number of conditional draws must be a whole number above 0")
         self.samples = samples
         self.t = positive(self, "t", t, "temperature")
-
-    def passes(self, depth: int) -> int:
-        return 1
 
     def states(self, call: LayerCall) -> Tensor:
         a = call.affine(call.x)

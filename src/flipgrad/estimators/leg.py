@@ -4,8 +4,6 @@ Titsias, Lázaro-Gredilla. Local Expectation Gradients for Black Box Variational
 Tokui, Sato. Evaluating the Variance of Likelihood-Ratio Gradient Estimators. ICML 2017.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

@@ -3,8 +3,6 @@
 Gu, Levine, Sutskever, Mnih. MuProp: Unbiased Backpropagation for Stochastic Neural Networks. ICLR 2016.
 """
 
-from __future__ import annotations
-
 from typing import Any, final
 
 import torch

@@ -1,7 +1,5 @@
 """Estimators by name, for the command line and the paper's figures: "psa", "concrete:0.1", "reinforce+mean", "mine:Mix"."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from torch import Tensor

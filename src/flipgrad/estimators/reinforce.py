@@ -3,8 +3,6 @@
 Williams. Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning. Machine Learning, 1992.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from torch import Tensor

@@ -4,8 +4,6 @@ Grathwohl, Choi, Wu, Roeder, Duvenaud. Backpropagation through the Void: Optimiz
 estimation. ICLR 2018.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
