@@ -125,7 +125,15 @@ class Path:
 
 
 class PathEstimator(Estimator):
-    """An estimator of the gradient in the pre-activations, from a sampled path."""
+    """An estimator of the gradient in the pre-activations, from a sampled path.
+
+    Besides the path it evaluates ``tails`` continuations of it for every layer.
+    """
+
+    tails: int = 0
+
+    def passes(self, depth: int) -> int:
+        return 1 + self.tails * depth
 
     @final
     def losses(self, net: Network, batch: Batch) -> Tensor:

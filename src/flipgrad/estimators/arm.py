@@ -29,10 +29,8 @@ class ARM(PathEstimator):
     """
 
     unbiased = True
+    tails = 2
     citation = "Yin, Zhou 2019"
-
-    def passes(self, depth: int) -> int:
-        return 1 + 2 * depth
 
     def gradients(self, path: Path) -> list[Tensor]:
         result = []

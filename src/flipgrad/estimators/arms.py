@@ -46,10 +46,7 @@ class ARMS(PathEstimator):
     def __init__(self, samples: int = 4) -> None:
         if samples < 2:
             raise InputError(f"ARMS(samples={samples}): at least two antithetic samples are needed, e.g. 4")
-        self.samples = samples
-
-    def passes(self, depth: int) -> int:
-        return 1 + self.samples * depth
+        self.samples = self.tails = samples
 
     def gradients(self, path: Path) -> list[Tensor]:
         return [self._gradient(path, k) for k in range(len(path.a))]

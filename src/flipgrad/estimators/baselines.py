@@ -179,10 +179,10 @@ class BaselineEstimator(nn.Module, PathEstimator):
         self.baseline = baseline
 
     @torch.no_grad()
-    def guesses(self, path: Path) -> Tensor | None:
-        """The baseline's guesses [B] of the expected losses, without a gradient."""
-        guesses: Tensor | None = None if self.baseline is None else self.baseline(path.batch).to(path.losses.dtype)
-        return guesses
+    def rewards(self, path: Path, otherwise: Tensor | float) -> Tensor:
+        """The sampled losses [B] less the baseline's guesses; without a baseline, less what is given ``otherwise``."""
+        guesses = otherwise if self.baseline is None else self.baseline(path.batch).to(path.losses.dtype)
+        return path.losses - guesses
 
     @final
     def extra(self, path: Path) -> Tensor | None:

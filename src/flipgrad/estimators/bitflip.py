@@ -32,10 +32,8 @@ class BitFlip(PathEstimator):
     """
 
     unbiased = True
+    tails = 1
     citation = "Titsias, Lázaro-Gredilla 2015, one coordinate"
-
-    def passes(self, depth: int) -> int:
-        return 1 + depth
 
     @torch.no_grad()
     def gradients(self, path: Path) -> list[Tensor]:

@@ -32,10 +32,8 @@ class DisARM(PathEstimator):
     """
 
     unbiased = True
+    tails = 1
     citation = "Dong, Mnih, Tucker 2020"
-
-    def passes(self, depth: int) -> int:
-        return 1 + depth
 
     def gradients(self, path: Path) -> list[Tensor]:
         result = []

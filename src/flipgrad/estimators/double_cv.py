@@ -55,11 +55,8 @@ class DoubleCV(TunedEstimator):
             raise InputError(f"DoubleCV(samples={samples}): leaving one out needs at least two samples")
         if not math.isfinite(alpha):
             raise InputError(f"DoubleCV(alpha={alpha}): alpha must be finite, e.g. -1.0")
-        self.samples = samples
+        self.samples = self.tails = samples
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))
-
-    def passes(self, depth: int) -> int:
-        return 1 + self.samples * depth
 
     def estimate(self, path: Path) -> list[Tensor]:
         return [self._layer(path, k) for k in range(len(path.a))]
@@ -68,19 +65,18 @@ class DoubleCV(TunedEstimator):
         a, noise, others = path.a[k].detach(), path.noises[k], self.samples - 1
         new = [sign(a - path.batch.draw(noise, a)) for _ in range(others)]
         states = torch.stack([path.states[k], *new])
-        f, slopes = (torch.stack(parts) for parts in zip(*[_taylor(path, k, x) for x in states], strict=True))
+
+        def loss(x: Tensor) -> Tensor:
+            return path.continued_with_noise(k, x, _straight_through)
+
+        taylor = zip(*[value_and_slope(loss, x) for x in states], strict=True)
+        f, slopes = (torch.stack(parts).detach() for parts in taylor)
         left_out = (slopes.sum(0) - slopes) / others
         b = self.alpha * (left_out * (states - noise.mean_sign(a))).flatten(2).sum(2)
         total = f + b
         advantage = total - (total.sum(0) - total) / others
         terms = [per_example(w, a) * noise.score(x, a) for w, x in zip(advantage, states, strict=True)]
         return torch.stack(terms).mean(0) - self.alpha * 2 * noise.pdf(a) * slopes.mean(0)
-
-
-def _taylor(path: Path, k: int, states: Tensor) -> tuple[Tensor, Tensor]:
-    """The losses [B] of layer ``k``'s ``states``, and their gradient in them."""
-    f, slope = value_and_slope(lambda x: path.continued_with_noise(k, x, _straight_through), states)
-    return f.detach(), slope.detach()
 
 
 def _straight_through(call: LayerCall, z: Tensor) -> Tensor:

@@ -18,16 +18,12 @@ from flipgrad.estimators._tuned import TunedEstimator
 
 
 class ConcreteControl(TunedEstimator):
-    r"""What REBAR and RELAX share: a control variate c on the relaxed states of one layer at a time.
+    r"""What REBAR and RELAX share: REBAR's formula with a control variate :math:`c(s)` in place of :math:`\eta f(s)`.
 
-    With :math:`\zeta = a - Z`, the state x = sign(:math:`\zeta`), and :math:`\tilde\zeta` a new draw of :math:`\zeta` given x,
-
-    .. math:: \partial/\partial a = \big(f(x) - c(\tilde\zeta)\big) \frac{\partial}{\partial a} \log p(x \mid a)
-        + \frac{\partial}{\partial a} c(\zeta) - \frac{\partial}{\partial a} c(\tilde\zeta),
-
-    where :math:`\tilde\zeta = a - x F^{-1}\big(v F(x a)\big)` with v uniform is differentiated at fixed x and v. Unbiased for
-    any smooth function c, as the two ways to differentiate E[c] agree.
+    Unbiased for any smooth function c, as the two ways to differentiate E[c] agree.
     """
+
+    tails = 2
 
     def __init__(self, temperature: float, scale: float) -> None:
         super().__init__()
@@ -41,10 +37,6 @@ class ConcreteControl(TunedEstimator):
     @abstractmethod
     def added(self, k: int, states: Tensor) -> Tensor | None:
         """What is added to the control variate of layer ``k``, [B], as a function of its relaxed states."""
-
-    @final
-    def passes(self, depth: int) -> int:
-        return 1 + 2 * depth
 
     @final
     def estimate(self, path: Path) -> list[Tensor]:
