@@ -8,17 +8,15 @@ states given all others: with the prior probability :math:`p_i` of the sampled s
 
 its posterior given the layer's states y is :math:`q_i = p_i / (p_i + (1 - p_i)\, r_i)`. Then
 
-- "rao-blackwell" is :math:`x_i [q_i h_j(a_j) - (1 - q_i)\, h_j(a_j - 2A_{ji}x_i)]`: the conditional expectation, so the same
-  mean as with sampled inputs and never a larger variance (a weight that several units share, in a convolution, adds up
-  such terms: then the variance is smaller as a rule, not always);
+- "sampled" takes :math:`x_i`, as the paper does, and "mean" the prior's mean: :math:`h_j(a_j)\, m_i`;
+- "rao-blackwell" is :math:`x_i [q_i h_j(a_j) - (1 - q_i)\, h_j(a_j - 2A_{ji}x_i)]`: the conditional expectation;
 - "posterior" leaves out the change of h: :math:`h_j(a_j)\, x_i (2q_i - 1)`, one ordinary weight gradient;
-- "mean" takes the prior's mean: :math:`h_j(a_j)\, m_i`, which costs nothing, has the least variance and more bias;
-- "sampled" takes :math:`x_i`, as the paper does;
 - "auto" is "posterior" where the posterior is known, and "sampled" elsewhere.
 
-The posterior is known where a unit goes to one layer only: then nothing but that layer's states tells of it.
-:class:`flipgrad.Sequential` knows where units go. In a graph written by hand that is seen only on the way back, too late for
-another rule: there "auto" is "sampled", and with "posterior" and "rao-blackwell" a unit that goes elsewhere too is an error.
+:class:`flipgrad.PSA` tells what each is worth. The posterior is known where a unit goes to one layer only: then nothing but
+that layer's states tells of it. :class:`flipgrad.Sequential` knows where units go. In a graph written by hand that is seen
+only on the way back, too late for another rule: there "auto" is "sampled", and with "posterior" and "rao-blackwell" a unit
+that goes elsewhere too is an error.
 """
 
 from typing import Any, ClassVar, Literal, final, get_args

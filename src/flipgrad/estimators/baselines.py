@@ -163,11 +163,7 @@ class LearnedBaseline(Baseline):
 
 
 class BaselineEstimator(nn.Module, PathEstimator):
-    """An estimator with an optional baseline, which is a module of it.
-
-    Args:
-        baseline: guesses the expected loss; None subtracts nothing.
-    """
+    """An estimator with an optional baseline, which is a module of it."""
 
     def __init__(self, baseline: Baseline | None = None) -> None:
         super().__init__()

@@ -9,9 +9,10 @@ import copy
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import final
 
 import numpy
@@ -76,11 +77,8 @@ class Problem:
 class Sampler:
     """Draws gradients of one estimator, vectorised where its code allows that, else one by one.
 
-    Args:
-        problem: what is differentiated.
-        estimator: the estimator; copied, and its own parameters are not trained.
-        seed: the same seed gives the same draws, however many workers there are.
-        workers: threads that draw side by side.
+    The estimator is copied, and its own parameters are not trained. The same seed gives the same draws, however many workers,
+    threads that draw side by side, there are.
     """
 
     def __init__(self, problem: Problem, estimator: Estimator, seed: Sequence[int], workers: int) -> None:
@@ -110,15 +108,13 @@ class Sampler:
             finally:
                 idle.append(mine)
 
-        waiting: deque[Future[Tensor]] = deque()
         with _side_by_side(self.workers), ThreadPoolExecutor(self.workers) as pool:
+            submitted = (pool.submit(work, start) for start in range(0, samples, rows))
+            waiting = deque(islice(submitted, 2 * self.workers))
             try:
-                for start in range(0, samples, rows):
-                    waiting.append(pool.submit(work, start))
-                    if len(waiting) == 2 * self.workers:
-                        yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()
+                    waiting.extend(islice(submitted, 1))
             finally:
                 pool.shutdown(cancel_futures=True)
 

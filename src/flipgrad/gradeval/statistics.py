@@ -81,11 +81,8 @@ def sample_grid(samples: int) -> list[int]:
 class Tally:
     """Takes draws in any portions and keeps what the statistics need: a few vectors, and a few numbers per group.
 
-    Args:
-        reference: the true gradient [P].
-        layers: for every layer, which of the P numbers are its own.
-        samples: how many draws will come.
-        grid: the numbers M of draws in an estimate; by default those of :func:`sample_grid`.
+    ``samples`` draws will come, to be compared with the ``reference`` [P], of which ``layers`` are parts. The ``grid`` holds
+    the numbers M of draws in an estimate; by default those of :func:`sample_grid`.
     """
 
     def __init__(
