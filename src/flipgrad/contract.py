@@ -260,6 +260,9 @@ class Estimator(ABC):
 class LocalEstimator(Estimator):
     """An estimator that needs only the layer at hand, so that it also works in any graph of binary layers."""
 
+    def passes(self, depth: int) -> int:
+        return 1
+
     @abstractmethod
     def states(self, call: LayerCall) -> Tensor:
         """The layer's sampled (or relaxed) states, carrying the estimator's gradient."""

@@ -9,7 +9,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "estimators.md"
 
 @pytest.mark.parametrize(("counts", "text"), [([1, 1], "1"), ([1, 2], "L"), ([2, 4], "2L"), ([3, 5], "2L + 1")])
 def test_passes_are_written_as_a_function_of_the_depth(counts, text):
-    assert facts._linear(counts) == text
+    assert facts._linear(*counts) == text
 
 
 def test_every_estimator_has_a_row():

@@ -119,11 +119,15 @@ def test_draws_within_draws(name):
 
 @each_sum
 def test_draws_of_one_weight_are_one_call(name, monkeypatch):
-    """The rule asks for one sum of all draws: expanded weights are not multiplied out, but for one number per weight."""
+    """The rule asks for one sum of all draws: equal weights are not multiplied out, but for one number per weight.
+
+    They are equal without draws, expanded, or by their numbers, as those computed from expanded parameters.
+    """
     sizes, compute = [], flips._compute
     monkeypatch.setattr(flips, "_compute", lambda *args: (sizes.append(args[-2][-1].shape), compute(*args))[1])
     *units, weight = tensors(name, None)
-    for given, dim in ((weight[0], None), (weight[0].expand_as(weight), 0)):
+    expanded = weight[0].expand_as(weight)
+    for given, dim in ((weight[0], None), (expanded, 0), (2 * expanded, 0)):
         torch.vmap(lambda *t: getattr(flips, name)(*t, Cauchy()), (*[0] * len(units), dim))(*units, given)
     groups = (DRAWS * 6, 5, 1, 1)
-    assert sizes == [groups if name == "slope_product" else (6, 5)] * 2
+    assert sizes == [groups if name == "slope_product" else (6, 5)] * 3

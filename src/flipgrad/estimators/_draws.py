@@ -1,6 +1,4 @@
-"""Checked temperatures, noise given a state, and draws that an estimator makes besides every layer's Z."""
-
-from __future__ import annotations
+"""What relaxations share: a checked temperature, noise given a state, and draws besides every layer's Z."""
 
 import math
 
@@ -12,31 +10,29 @@ from flipgrad.noise import Noise
 from flipgrad.sampling import Draw
 
 
-def check_temperature(estimator: object, t: float) -> float:
-    """The temperature ``t`` of a relaxation, refused unless it is positive and finite."""
-    if not (math.isfinite(t) and t > 0):
-        raise InputError(f"{type(estimator).__name__}(t={t}): the temperature must be positive and finite, e.g. 1.0")
-    return t
+def positive(estimator: object, name: str, value: float, meaning: str = "") -> float:
+    """The ``value`` of an estimator's argument, refused unless it is positive and finite."""
+    if not (math.isfinite(value) and value > 0):
+        what = f"{type(estimator).__name__}({name}={value})"
+        raise InputError(f"{what}: the {meaning or name} must be positive and finite, e.g. 1.0")
+    return value
 
 
 def own_draws(estimator: object, draw: Draw, noise: Noise, a: Tensor, count: int) -> Tensor:
     """Draws [count, *a.shape] of ``noise`` that are no layer's Z, so that handed-in noise is refused for them."""
     wanted = a.detach().expand(count, *a.shape)
-    try:
-        z = draw(noise, wanted)
-    except InputError as error:
-        raise _refusal(estimator) from error
-    # Handed-in noise has the shape of the pre-activations, or broadcasts to it.
-    if z.shape != wanted.shape:
-        raise _refusal(estimator)
-    return z
-
-
-def _refusal(estimator: object) -> InputError:
-    return InputError(
+    refusal = InputError(
         f"noise: {type(estimator).__name__} draws more than every layer's Z, so it cannot replay handed-in noise; pass a "
         "seeded generator instead"
     )
+    try:
+        z = draw(noise, wanted)
+    except InputError as error:
+        raise refusal from error
+    # Handed-in noise has the shape of the pre-activations, or broadcasts to it.
+    if z.shape != wanted.shape:
+        raise refusal
+    return z
 
 
 def conditional(noise: Noise, a: Tensor, x: Tensor, z: Tensor) -> Tensor:
@@ -45,11 +41,10 @@ def conditional(noise: Noise, a: Tensor, x: Tensor, z: Tensor) -> Tensor:
     By symmetry x Z is noise below x a, and its cdf there is that of Z divided by F(x a): with u = F(z) uniform, it is
     the inverse cdf of u F(x a). Above one half that is taken from the other tail, so that neither is rounded to 0 or 1.
     """
-    tiny = torch.finfo(a.dtype).tiny
-    u, p = noise.cdf(z), noise.cdf(x * a)
-    lower = u * p
+    tiny, half = torch.finfo(a.dtype).tiny, 0.5
+    u = noise.cdf(z)
+    lower = u * noise.cdf(x * a)
     upper = noise.cdf(-z) + u * noise.cdf(-x * a)
-    half = 0.5
     quantile = torch.where(lower < half, noise.icdf(lower.clamp(tiny, half)), -noise.icdf(upper.clamp(tiny, half)))
     # Rounding must not leave the half-line.
     return x * torch.minimum(quantile, x * a)

@@ -14,10 +14,8 @@ That gradient is one of three, all unbiased:
 Flips are evaluated in chunks of bounded memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any, Literal, TypeGuard, final, get_args
+from typing import Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from flipgrad.affine import connect, folded_weight
 from flipgrad.contract import LayerCall, Network
 from flipgrad.errors import InputError
-from flipgrad.guards import cannot_look, has_hooks, once
+from flipgrad.guards import cannot_look, has_hooks
 from flipgrad.objectives import Objective, check_alone, evaluate
 from flipgrad.steps import Sample
 
@@ -40,24 +38,12 @@ HeadGradient = Literal["sampled", "enhanced", "rao-blackwell"]
 CHUNK = 2**20
 
 
-def check_head(estimator: str, head: str) -> None:
-    """Refuse what is no gradient of a head, on behalf of an ``estimator``."""
-    if head not in get_args(HeadGradient):
-        raise InputError(f"{estimator}(head={head!r}): choose {', '.join(map(repr, get_args(HeadGradient)))}")
-
-
 def head_losses(
     net: Network, last: LayerCall, states: Tensor, objective: Objective, gradient: HeadGradient, *, flip: bool
 ) -> Tensor:
-    """The losses [B] of the last layer's states, differentiable in these and in the head's parameters.
+    """The losses [B] of the ``last`` layer's ``states``, differentiable in these and in the head's parameters.
 
-    Args:
-        net: the network.
-        last: the evaluation of the last layer.
-        states: what it gave.
-        objective: maps outputs [..., B, K] to losses [..., B].
-        gradient: that in the head's parameters.
-        flip: whether the derivative in the states is the discrete one, or the ordinary one.
+    ``gradient`` is that in the head's parameters; ``flip``: whether that in the states is the discrete or the ordinary one.
     """
     x = states.detach()
     behind_layer = isinstance(net.steps[-1], Sample)
@@ -73,32 +59,44 @@ def head_losses(
         outputs = net.outputs(x)
         losses = evaluate(objective, outputs)
         with torch.set_grad_enabled(gradient == "enhanced" and torch.is_grad_enabled()):
-            flipped = flipped_losses(net, x, outputs, objective)
+            flipped = _flipped_losses(net, x, outputs, objective)
         if gradient == "enhanced":
             correction = ((flipped - losses) * _opposite(last, x)).mean(0)
             losses = losses + (correction - correction.detach())
     check_alone(objective, outputs, losses)
     if flip:
         discrete = (losses.detach() - flipped.detach()).t().reshape(x.shape) * x / 2
-        attached: Tensor = AttachGradient.apply(losses, states, discrete)  # type: ignore[no-untyped-call]
-        return attached
-    return losses + _without_parameters(net, states, outputs, objective)
+        # Its value is 0: it only carries the gradient.
+        return losses + ((states - x) * discrete).flatten(1).sum(1)
+    # The ordinary derivative in the states, and none in the head's parameters.
+    parameters = {name: parameter.detach() for name, parameter in net.head.named_parameters()}
+    again = torch.func.functional_call(net.head, parameters, (connect(net.tail, states),)).to(outputs.dtype)
+    ordinary = evaluate(objective, again)
+    return losses + (ordinary - ordinary.detach())
 
 
-def flipped_losses(net: Network, x: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
-    """The losses [units, B] with one unit of the states ``x`` [B, ...] flipped.
+def _flipped_losses(net: Network, x: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
+    """The losses [units, B] with one unit of the states ``x`` [B, ...] flipped, whose ``outputs`` [B, K] are known.
 
-    Args:
-        net: the network. A linear head is evaluated by adding to its ``outputs``, any other anew on every flipped batch.
-        x: the last layer's states.
-        outputs: the head's outputs [B, K] for ``x``.
-        objective: maps outputs [..., B, K] to losses [..., B].
+    A linear head is evaluated by adding to these, any other anew on every flipped batch.
     """
     if is_linear(net.head):
-        return _linear(net, net.head, x, outputs, objective)
+        # [units, B], [K, B] and [units, K]: the batch goes last, where operations are fast, and K may be as small as 1.
+        units, transposed = x.flatten(1).t().contiguous(), outputs.t().contiguous()
+        weight = folded_weight(net.head.weight, net.tail, x).t()
+
+        def added(weight: Tensor, states: Tensor) -> Tensor:
+            return evaluate(objective, (transposed - 2 * weight[:, :, None] * states[:, None]).transpose(1, 2))
+
+        return _in_chunks(added, outputs.numel(), weight, units)
     check_separable(net.head)
     check_head_alone(net, x, outputs)
-    return _general(net, x, objective)
+
+    def anew(units: Tensor) -> Tensor:
+        outputs = net.outputs(flipped_states(x, units).flatten(0, 1))
+        return evaluate(objective, outputs.unflatten(0, (len(units), len(x))))
+
+    return _in_chunks(anew, x.numel(), torch.arange(x.flatten(1).shape[1], device=x.device))
 
 
 def _rao_blackwell(
@@ -107,22 +105,20 @@ def _rao_blackwell(
     """Outputs [B, K], losses [B] with that gradient, and the losses [units, B] at every flip, of a linear head.
 
     What a loss is differentiated in is only where its gradient is wanted: that of the sample in a weight times 1 - pi, that
-    of a flip in the weights of its own unit alone times pi.
+    of a flip in the weights of its own unit alone times pi, the probability of the ``opposite`` state.
     """
-    units, share = x.flatten(1).t().contiguous(), opposite
-    weight = folded_weight(head.weight, net.tail, x)
-    bias = head.bias
-    kept = (units * (1 - share)).t()
+    units, weight, bias = x.flatten(1).t().contiguous(), folded_weight(head.weight, net.tail, x), head.bias
     with torch.no_grad():
         outputs = net.outputs(x)
+    kept = (units * (1 - opposite)).t()
     own = functional.linear(kept.to(weight.dtype), weight)
     sampled = outputs + (own - own.detach())
     if bias is not None:
-        sampled = sampled + (bias - bias.detach()) * (1 - share.mean(0))[:, None]
+        sampled = sampled + (bias - bias.detach()) * (1 - opposite.mean(0))[:, None]
     losses = evaluate(objective, sampled)
-    columns, transposed = weight.t(), outputs.t().contiguous()
+    transposed = outputs.t().contiguous()
 
-    def at_flips(columns: Tensor, states: Tensor, bias: Tensor | None) -> Tensor:
+    def at_flips(columns: Tensor, states: Tensor) -> Tensor:
         fixed = columns.detach()
         moved = transposed - 2 * fixed[:, :, None] * states[:, None]
         moved = moved - (columns - fixed)[:, :, None] * states[:, None]
@@ -130,19 +126,9 @@ def _rao_blackwell(
             moved = moved + ((bias - bias.detach()) / len(units))[:, None]
         return evaluate(objective, moved.transpose(1, 2))
 
-    size = max(1, CHUNK // max(1, outputs.numel()))
-    starts = range(0, len(units), size)
-    flipped = _chunked([(at_flips, (columns[i : i + size], units[i : i + size], bias)) for i in starts])
-    correction = (flipped * share).sum(0)
+    flipped = _in_chunks(at_flips, outputs.numel(), weight.t(), units)
+    correction = (flipped * opposite).sum(0)
     return outputs, losses + (correction - correction.detach()), flipped
-
-
-def _without_parameters(net: Network, states: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
-    """Zeros [B] with the ordinary derivative of the losses in the states, and none in the head's parameters."""
-    parameters = {name: parameter.detach() for name, parameter in net.head.named_parameters()}
-    connected = connect(net.tail, states)
-    losses = evaluate(objective, torch.func.functional_call(net.head, parameters, (connected,)).to(outputs.dtype))
-    return losses - losses.detach()
 
 
 def _opposite(last: LayerCall, x: Tensor) -> Tensor:
@@ -155,29 +141,16 @@ def _opposite(last: LayerCall, x: Tensor) -> Tensor:
     return last.noise.cdf(-x * last.distribution.a).flatten(1).t()
 
 
-def _linear(net: Network, head: nn.Linear, x: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
-    # [units, B], [K, B] and [units, K]: the batch goes last, where operations are fast, and K may be as small as 1.
-    units, transposed = x.flatten(1).t().contiguous(), outputs.t().contiguous()
-    weight = folded_weight(head.weight, net.tail, x).t()
+def _in_chunks(losses: Callable[..., Tensor], numbers: int, *of_units: Tensor) -> Tensor:
+    """The losses [units, B] of tensors [units, ...]; one flip holds so many ``numbers``.
 
-    def losses(outputs: Tensor, weight: Tensor, states: Tensor) -> Tensor:
-        return evaluate(objective, (outputs - 2 * weight[:, :, None] * states[:, None]).transpose(1, 2))
-
-    size = max(1, CHUNK // max(1, outputs.numel()))
-    return _chunked([(losses, (transposed, weight[i : i + size], units[i : i + size])) for i in range(0, len(units), size)])
-
-
-def _general(net: Network, x: Tensor, objective: Objective) -> Tensor:
-    units = x.flatten(1)
-    count = units.shape[1]
-
-    def losses(first: int, last: int) -> Tensor:
-        outputs = net.outputs(flipped_states(x, torch.arange(first, last, device=x.device)).flatten(0, 1))
-        outputs = outputs.unflatten(0, (last - first, len(x)))
-        return evaluate(objective, outputs)
-
-    size = max(1, CHUNK // max(1, units.numel()))
-    return _chunked([(losses, (i, min(i + size, count))) for i in range(0, count, size)])
+    Where gradients are wanted, each of several chunks is computed again on the way back.
+    """
+    size = max(1, CHUNK // max(1, numbers))
+    chunks = list(zip(*(t.split(size) for t in of_units), strict=True))
+    if torch.is_grad_enabled() and len(chunks) > 1:
+        return torch.cat([checkpoint(losses, *chunk, use_reentrant=False) for chunk in chunks])
+    return torch.cat([losses(*chunk) for chunk in chunks])
 
 
 def flipped_states(x: Tensor, units: Tensor) -> Tensor:
@@ -185,13 +158,6 @@ def flipped_states(x: Tensor, units: Tensor) -> Tensor:
     flat = x.flatten(1)
     signs = 1 - 2 * functional.one_hot(units, flat.shape[1]).to(x.dtype)
     return (flat * signs[:, None]).view(len(units), *x.shape)
-
-
-def _chunked(parts: list[tuple[Callable[..., Tensor], tuple[object, ...]]]) -> Tensor:
-    """The parts' results in one tensor; where gradients are wanted, each part is computed again on the way back."""
-    if torch.is_grad_enabled() and len(parts) > 1:
-        return torch.cat([checkpoint(part, *inputs, use_reentrant=False) for part, inputs in parts])
-    return torch.cat([part(*inputs) for part, inputs in parts])
 
 
 def is_linear(head: nn.Module) -> TypeGuard[nn.Linear]:
@@ -232,24 +198,3 @@ def check_head_alone(net: Network, x: Tensor, outputs: Tensor) -> None:
             "batch: it mixes examples or draws at random; change it, or linearise it with fg.PSA(flip_head=False, "
             "head='sampled')"
         )
-
-
-@final
-class AttachGradient(torch.autograd.Function):
-    """The losses as they are; backward, the given gradient [B, ...] to the states besides."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(losses: Tensor, states: Tensor, gradient: Tensor) -> Tensor:
-        return losses.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[2])
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        return grad, gradient * grad.view(-1, *[1] * (gradient.dim() - 1)), None

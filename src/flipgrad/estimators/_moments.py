@@ -1,7 +1,5 @@
 """What the estimators share that propagate means and variances of units instead of samples."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import final
@@ -26,10 +24,6 @@ class MomentEstimator(LocalEstimator):
     @abstractmethod
     def means(self, call: LayerCall, mu: Tensor, v: Tensor) -> Tensor:
         """The means of the layer's units, whose pre-activations have the means ``mu`` and the variances ``v``."""
-
-    @final
-    def passes(self, depth: int) -> int:
-        return 1
 
     @final
     def states(self, call: LayerCall) -> Tensor:

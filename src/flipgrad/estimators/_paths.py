@@ -14,10 +14,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from flipgrad.contract import Batch, Estimator, LayerCall, Network
+from flipgrad.contract import Batch, Estimator, LayerCall, Network, Visit
 from flipgrad.estimators._head import check_head_alone, check_separable
 from flipgrad.guards import check_not_checkpointed
-from flipgrad.noise import Noise, sign
+from flipgrad.noise import Noise, Uniform, sign
 from flipgrad.objectives import check_alone, evaluate
 
 
@@ -50,17 +50,14 @@ class Path:
     def sample(net: Network, batch: Batch) -> Path:
         """Sample every layer in turn."""
         net.check_examples_alone("an estimator that looks at sampled paths")
-        calls: list[LayerCall] = []
-        a: list[Tensor] = []
-        z: list[Tensor] = []
-        states: list[Tensor] = []
+        layers: list[tuple[LayerCall, Tensor, Tensor, Tensor]] = []
 
         def visit(call: LayerCall) -> Tensor:
-            calls.append(call)
-            a.append(call.affine(call.x))
-            z.append(call.draw(call.noise, a[-1].detach()))
-            states.append(sign(a[-1].detach() - z[-1]))
-            return states[-1]
+            a = call.affine(call.x)
+            z = call.draw(call.noise, a.detach())
+            states = sign(a.detach() - z)
+            layers.append((call, a, z, states))
+            return states
 
         inputs = net.front(batch.x)
         last = net.run(inputs, visit, batch.draw)
@@ -68,28 +65,37 @@ class Path:
         losses = evaluate(batch.objective, outputs)
         check_head_alone(net, last, outputs)
         check_alone(batch.objective, outputs, losses)
-        return Path(net, batch, inputs, tuple(calls), tuple(a), tuple(z), tuple(states), losses)
+        calls, a, z, states = zip(*layers, strict=True)
+        return Path(net, batch, inputs, calls, a, z, states, losses)
 
     @property
     def noises(self) -> list[Noise]:
         """The distribution of every layer's noise."""
         return [call.noise for call in self.calls]
 
+    def uniform(self, like: Tensor) -> Tensor:
+        """Independent variables uniform in (0, 1), in the shape of ``like``, from the batch's source of noise."""
+        u = (self.batch.draw(Uniform(), like.detach()) + 1) / 2
+        limits = torch.finfo(u.dtype)
+        return u.clamp(limits.tiny, 1 - limits.eps / 2)
+
     @torch.no_grad()
     def tail(self, k: int, states: Tensor) -> Tensor:
         """The losses [B] if layer ``k`` (from 0) had other ``states``: earlier layers as on the path, later ones anew."""
         return self.continued(k, states, lambda call: call.sample(call.affine(call.x)))
 
-    def continued(self, k: int, states: Tensor, visit: Callable[[LayerCall], Tensor]) -> Tensor:
+    def continued(self, k: int, states: Tensor, visit: Visit) -> Tensor:
         """The losses [B] with layer ``k``'s ``states`` replaced, earlier layers as on the path and ``visit`` for later ones."""
-        check_separable(self.net.head)
-        given = iter([*self.states[:k], states])
+        return evaluate(self.batch.objective, self._outputs(self.inputs, [*self.states[:k], states], visit))
 
-        def replay(call: LayerCall) -> Tensor:
-            known = next(given, None)
-            return visit(call) if known is None else known
+    def continued_with_noise(self, k: int, states: Tensor, rule: Callable[[LayerCall, Tensor], Tensor]) -> Tensor:
+        """Like :meth:`continued`, with later layers by a ``rule`` of their evaluation and their noise Z on the path.
 
-        return evaluate(self.batch.objective, self.net.outputs(self.net.run(self.inputs, replay, self.batch.draw)))
+        That noise is independent of layer k's and of all before, so whatever is unbiased for every fixed noise of the later
+        layers is unbiased.
+        """
+        z = iter(self.z[k + 1 :])
+        return self.continued(k, states, lambda call: rule(call, next(z)))
 
     @torch.no_grad()
     def replayed(self, k: int, states: Tensor) -> Tensor:
@@ -97,21 +103,37 @@ class Path:
 
         Earlier layers keep their states and later ones their noise: the n continuations have common random numbers.
         """
-        check_separable(self.net.head)
-        n = len(states)
-        known = iter([*(_copies(x, n) for x in self.states[:k]), states.flatten(0, 1)])
-        later = iter([_copies(z.expand_as(a), n) for z, a in zip(self.z[k + 1 :], self.a[k + 1 :], strict=True)])
 
-        def visit(call: LayerCall) -> Tensor:
-            x = next(known, None)
-            return sign(call.affine(call.x) - next(later)) if x is None else x
+        def copies(t: Tensor) -> Tensor:
+            return t.expand(len(states), *t.shape).flatten(0, 1)
 
-        outputs = self.net.outputs(self.net.run(_copies(self.inputs, n), visit, self.batch.draw))
+        known = [*map(copies, self.states[:k]), states.flatten(0, 1)]
+        z = iter([copies(z.expand_as(a)) for z, a in zip(self.z[k + 1 :], self.a[k + 1 :], strict=True)])
+        outputs = self._outputs(copies(self.inputs), known, lambda call: sign(call.affine(call.x) - next(z)))
         return evaluate(self.batch.objective, outputs.unflatten(0, states.shape[:2]))
+
+    def _outputs(self, inputs: Tensor, known: Sequence[Tensor], visit: Visit) -> Tensor:
+        """The head's outputs where the first layers have ``known`` states and ``visit`` gives those of the others."""
+        check_separable(self.net.head)
+        given = iter(known)
+
+        def replay(call: LayerCall) -> Tensor:
+            states = next(given, None)
+            return visit(call) if states is None else states
+
+        return self.net.outputs(self.net.run(inputs, replay, self.batch.draw))
 
 
 class PathEstimator(Estimator):
-    """An estimator of the gradient in the pre-activations, from a sampled path."""
+    """An estimator of the gradient in the pre-activations, from a sampled path.
+
+    Besides the path it evaluates ``tails`` continuations of it for every layer.
+    """
+
+    tails: int = 0
+
+    def passes(self, depth: int) -> int:
+        return 1 + self.tails * depth
 
     @final
     def losses(self, net: Network, batch: Batch) -> Tensor:
@@ -135,11 +157,6 @@ class PathEstimator(Estimator):
 def per_example(values: Tensor, like: Tensor) -> Tensor:
     """``values`` [B] with the dimensions of ``like`` [B, ...], to be broadcast over units."""
     return values.view(-1, *[1] * (like.dim() - 1))
-
-
-def _copies(t: Tensor, n: int) -> Tensor:
-    """The batch ``t`` [B, ...] n times, [n * B, ...]."""
-    return t.expand(n, *t.shape).flatten(0, 1)
 
 
 def value_and_slope(function: Callable[[Tensor], Tensor], t: Tensor) -> tuple[Tensor, Tensor]:

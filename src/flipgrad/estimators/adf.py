@@ -5,8 +5,6 @@ Gast, Roth. Lightweight Probabilistic Deep Networks. CVPR 2018. For real weights
 Probabilistic Binary Neural Networks. 2018.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 Yin, Zhou. ARM: Augment-REINFORCE-Merge Gradient for Stochastic Binary Networks. ICLR 2019, algorithm 2.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from torch import Tensor
@@ -31,10 +29,8 @@ class ARM(PathEstimator):
     """
 
     unbiased = True
+    tails = 2
     citation = "Yin, Zhou 2019"
-
-    def passes(self, depth: int) -> int:
-        return 1 + 2 * depth
 
     def gradients(self, path: Path) -> list[Tensor]:
         result = []

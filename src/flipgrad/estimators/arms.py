@@ -3,8 +3,6 @@
 Dimitriev, Zhou. ARMS: Antithetic-REINFORCE-Multi-Sample Gradient for Binary Variables. ICML 2021; the Dirichlet copula.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 import torch
@@ -12,7 +10,6 @@ from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.estimators._paths import Path, PathEstimator, per_example
-from flipgrad.estimators._tails import uniform
 
 
 @final
@@ -49,10 +46,7 @@ class ARMS(PathEstimator):
     def __init__(self, samples: int = 4) -> None:
         if samples < 2:
             raise InputError(f"ARMS(samples={samples}): at least two antithetic samples are needed, e.g. 4")
-        self.samples = samples
-
-    def passes(self, depth: int) -> int:
-        return 1 + self.samples * depth
+        self.samples = self.tails = samples
 
     def gradients(self, path: Path) -> list[Tensor]:
         return [self._gradient(path, k) for k in range(len(path.a))]
@@ -61,7 +55,7 @@ class ARMS(PathEstimator):
         a, noise = path.a[k].detach(), path.noises[k]
         # The rarer state is the sign opposite to a: its probability is F(-|a|).
         q = noise.cdf(-a.abs())
-        exponential = torch.stack([-uniform(path, a).log() for _ in range(self.samples)])
+        exponential = torch.stack([-path.uniform(a).log() for _ in range(self.samples)])
         u = (1 - exponential / exponential.sum(0)) ** (self.samples - 1)
         common = torch.where(a < 0, -1.0, 1.0).to(a.dtype)
         states = torch.where(u < q, -common, common)

@@ -6,8 +6,6 @@ Mnih, Gregor. Neural Variational Inference and Learning in Belief Networks. ICML
 A baseline that does not depend on the current sample leaves the estimate unbiased, since E[score] = 0.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import final
 
@@ -165,11 +163,7 @@ class LearnedBaseline(Baseline):
 
 
 class BaselineEstimator(nn.Module, PathEstimator):
-    """An estimator with an optional baseline, which is a module of it.
-
-    Args:
-        baseline: guesses the expected loss; None subtracts nothing.
-    """
+    """An estimator with an optional baseline, which is a module of it."""
 
     def __init__(self, baseline: Baseline | None = None) -> None:
         super().__init__()
@@ -181,10 +175,10 @@ class BaselineEstimator(nn.Module, PathEstimator):
         self.baseline = baseline
 
     @torch.no_grad()
-    def guesses(self, path: Path) -> Tensor | None:
-        """The baseline's guesses [B] of the expected losses, without a gradient."""
-        guesses: Tensor | None = None if self.baseline is None else self.baseline(path.batch).to(path.losses.dtype)
-        return guesses
+    def rewards(self, path: Path, otherwise: Tensor | float) -> Tensor:
+        """The sampled losses [B] less the baseline's guesses; without a baseline, less what is given ``otherwise``."""
+        guesses = otherwise if self.baseline is None else self.baseline(path.batch).to(path.losses.dtype)
+        return path.losses - guesses
 
     @final
     def extra(self, path: Path) -> Tensor | None:

@@ -5,15 +5,12 @@ Variational Inference. NeurIPS 2015; and Tokui, Sato. Evaluating the Variance of
 2017. Instead of the sum over all units of a layer it takes one of them at random, times their number.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 import torch
 from torch import Tensor
 
 from flipgrad.estimators._paths import Path, PathEstimator, per_example
-from flipgrad.estimators._tails import uniform
 
 
 @final
@@ -35,10 +32,8 @@ class BitFlip(PathEstimator):
     """
 
     unbiased = True
+    tails = 1
     citation = "Titsias, Lázaro-Gredilla 2015, one coordinate"
-
-    def passes(self, depth: int) -> int:
-        return 1 + depth
 
     @torch.no_grad()
     def gradients(self, path: Path) -> list[Tensor]:
@@ -48,7 +43,7 @@ class BitFlip(PathEstimator):
         a, x = path.a[k].detach(), path.states[k]
         n = a[:1].numel() if len(a) else 1
         # Double precision, so that every unit of a large layer can be met.
-        u = uniform(path, a.new_empty(len(a), 1, dtype=torch.float64))
+        u = path.uniform(a.new_empty(len(a), 1, dtype=torch.float64))
         chosen = (torch.arange(n, device=x.device) == (u * n).long().clamp(max=n - 1)).to(x.dtype).view_as(x)
         change = path.losses.detach() - path.replayed(k, (x * (1 - 2 * chosen))[None])[0]
         return n * chosen * path.noises[k].pdf(a) * x * per_example(change, a)

@@ -4,15 +4,13 @@ Maddison, Mnih, Teh. The Concrete Distribution: A Continuous Relaxation of Discr
 Jang, Gu, Poole. Categorical Reparameterization with Gumbel-Softmax. ICLR 2017.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 import torch
 from torch import Tensor
 
 from flipgrad.contract import LayerCall, LocalEstimator
-from flipgrad.estimators._draws import check_temperature
+from flipgrad.estimators._draws import positive
 
 
 @final
@@ -41,10 +39,7 @@ class Concrete(LocalEstimator):
     citation = "Maddison, Mnih, Teh 2017; Jang, Gu, Poole 2017"
 
     def __init__(self, t: float = 1.0) -> None:
-        self.t = check_temperature(self, t)
-
-    def passes(self, depth: int) -> int:
-        return 1
+        self.t = positive(self, "t", t, "temperature")
 
     def states(self, call: LayerCall) -> Tensor:
         a = call.affine(call.x)

@@ -4,8 +4,6 @@ Dong, Mnih, Tucker. DisARM: An Antithetic Gradient Estimator for Binary Latent V
 Yin, Ho, Yan, Qian, Zhou. Probabilistic Best Subset Selection via Gradient-Based Optimization. arXiv:2006.06448, 2020.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from torch import Tensor
@@ -34,10 +32,8 @@ class DisARM(PathEstimator):
     """
 
     unbiased = True
+    tails = 1
     citation = "Dong, Mnih, Tucker 2020"
-
-    def passes(self, depth: int) -> int:
-        return 1 + depth
 
     def gradients(self, path: Path) -> list[Tensor]:
         result = []

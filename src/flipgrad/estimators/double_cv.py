@@ -3,18 +3,16 @@
 Titsias, Shi. Double Control Variates for Gradient Estimation in Discrete Latent Variable Models. AISTATS 2022.
 """
 
-from __future__ import annotations
-
 import math
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from flipgrad.contract import LayerCall
 from flipgrad.errors import InputError
-from flipgrad.estimators._control import TunedEstimator
 from flipgrad.estimators._paths import Path, per_example, value_and_slope
-from flipgrad.estimators._tails import continued_with, straight_through
+from flipgrad.estimators._tuned import TunedEstimator
 from flipgrad.noise import sign
 
 
@@ -57,20 +55,22 @@ class DoubleCV(TunedEstimator):
             raise InputError(f"DoubleCV(samples={samples}): leaving one out needs at least two samples")
         if not math.isfinite(alpha):
             raise InputError(f"DoubleCV(alpha={alpha}): alpha must be finite, e.g. -1.0")
-        self.samples = samples
+        self.samples = self.tails = samples
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))
 
-    def passes(self, depth: int) -> int:
-        return 1 + self.samples * depth
-
-    def estimate(self, path: Path, *, tune: bool) -> list[Tensor]:
+    def estimate(self, path: Path) -> list[Tensor]:
         return [self._layer(path, k) for k in range(len(path.a))]
 
     def _layer(self, path: Path, k: int) -> Tensor:
         a, noise, others = path.a[k].detach(), path.noises[k], self.samples - 1
         new = [sign(a - path.batch.draw(noise, a)) for _ in range(others)]
         states = torch.stack([path.states[k], *new])
-        f, slopes = (torch.stack(parts) for parts in zip(*[_taylor(path, k, x) for x in states], strict=True))
+
+        def loss(x: Tensor) -> Tensor:
+            return path.continued_with_noise(k, x, _straight_through)
+
+        taylor = zip(*[value_and_slope(loss, x) for x in states], strict=True)
+        f, slopes = (torch.stack(parts).detach() for parts in taylor)
         left_out = (slopes.sum(0) - slopes) / others
         b = self.alpha * (left_out * (states - noise.mean_sign(a))).flatten(2).sum(2)
         total = f + b
@@ -79,7 +79,8 @@ class DoubleCV(TunedEstimator):
         return torch.stack(terms).mean(0) - self.alpha * 2 * noise.pdf(a) * slopes.mean(0)
 
 
-def _taylor(path: Path, k: int, states: Tensor) -> tuple[Tensor, Tensor]:
-    """The losses [B] of layer ``k``'s ``states``, and their gradient in them."""
-    f, slope = value_and_slope(lambda x: continued_with(path, k, x, straight_through), states)
-    return f.detach(), slope.detach()
+def _straight_through(call: LayerCall, z: Tensor) -> Tensor:
+    """The states sampled with the noise ``z``, with the gradient of their mean."""
+    a = call.affine(call.x)
+    m = call.noise.mean_sign(a)
+    return sign(a.detach() - z) + (m - m.detach())

@@ -4,8 +4,6 @@ Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochas
 NeurIPS 2020, section 2.1.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from torch import Tensor

@@ -1,8 +1,6 @@
 """The facts that estimators state, as a table: the command line prints it, the documentation shows it."""
 
-from __future__ import annotations
-
-from flipgrad.contract import Estimator, LocalEstimator
+from flipgrad.contract import LocalEstimator
 from flipgrad.estimators import ESTIMATORS
 
 COLUMNS = ("name", "unbiased", "passes", "relaxed objective", "own graphs", "source")
@@ -10,7 +8,15 @@ COLUMNS = ("name", "unbiased", "passes", "relaxed objective", "own graphs", "sou
 
 def rows() -> list[tuple[str, ...]]:
     """One row per estimator: see :data:`COLUMNS`. Passes are a function of the depth L."""
-    return [_row(name, kind()) for name, kind in ESTIMATORS.items()]
+    result = []
+    for name, kind in ESTIMATORS.items():
+        estimator = kind()
+        where = f"no; {kind.unbiased_in}" if kind.unbiased_in else "no"
+        unbiased = "yes" if kind.unbiased else where
+        passes = kind.cost or _linear(estimator.passes(1), estimator.passes(2))
+        flags = (kind.relaxed_objective, issubclass(kind, LocalEstimator))
+        result.append((name, unbiased, passes, *("yes" if flag else "no" for flag in flags), kind.citation))
+    return result
 
 
 def markdown() -> str:
@@ -19,21 +25,9 @@ def markdown() -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _row(name: str, estimator: Estimator) -> tuple[str, ...]:
-    return (
-        name,
-        "yes" if estimator.unbiased else f"no; {estimator.unbiased_in}" if estimator.unbiased_in else "no",
-        estimator.cost or _linear([estimator.passes(1), estimator.passes(2)]),
-        "yes" if estimator.relaxed_objective else "no",
-        "yes" if isinstance(estimator, LocalEstimator) else "no",
-        estimator.citation,
-    )
-
-
-def _linear(counts: list[int]) -> str:
+def _linear(first: int, second: int) -> str:
     """A linear function of the depth, from its values at 1 and 2."""
-    slope = counts[1] - counts[0]
-    constant = counts[0] - slope
+    slope, constant = second - first, 2 * first - second
     if slope == 0:
         return str(constant)
     return f"{'' if slope == 1 else slope}L" + (f" + {constant}" if constant else "")

@@ -3,8 +3,6 @@
 Paulus, Maddison, Krause. Rao-Blackwellizing the Straight-Through Gumbel-Softmax Gradient Estimator. ICLR 2021.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from flipgrad.contract import LayerCall, LocalEstimator
 from flipgrad.errors import InputError
-from flipgrad.estimators._draws import check_temperature, conditional, own_draws
+from flipgrad.estimators._draws import conditional, own_draws, positive
 from flipgrad.native import sampling as compiled
 from flipgrad.noise import Logistic
 from flipgrad.sampling import compiled_draws
@@ -48,10 +46,7 @@ class GumbelRao(LocalEstimator):
         if not isinstance(samples, int) or samples < 1:
             raise InputError(f"GumbelRao(samples={samples}): the number of conditional draws must be a whole number above 0")
         self.samples = samples
-        self.t = check_temperature(self, t)
-
-    def passes(self, depth: int) -> int:
-        return 1
+        self.t = positive(self, "t", t, "temperature")
 
     def states(self, call: LayerCall) -> Tensor:
         a = call.affine(call.x)

@@ -3,8 +3,6 @@
 Hubara, Courbariaux, Soudry, El-Yaniv, Bengio. Binarized Neural Networks. NeurIPS 2016.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from torch import Tensor
@@ -29,9 +27,6 @@ class HardST(LocalEstimator):
     unbiased = False
     unbiased_in = "uniform noise of scale 1 that never saturates, head linear over a flip"
     citation = "Hubara, Courbariaux, Soudry, El-Yaniv, Bengio 2016"
-
-    def passes(self, depth: int) -> int:
-        return 1
 
     def states(self, call: LayerCall) -> Tensor:
         a = call.affine(call.x)

@@ -4,8 +4,6 @@ Titsias, Lázaro-Gredilla. Local Expectation Gradients for Black Box Variational
 Tokui, Sato. Evaluating the Variance of Likelihood-Ratio Gradient Estimators. ICML 2017.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 import torch
@@ -38,12 +36,10 @@ class LEG(PathEstimator):
     """
 
     unbiased = True
+    # On a batch that is repeated for each of the units.
+    tails = 1
     cost = "1, and n tails per layer"
     citation = "Titsias, Lázaro-Gredilla 2015; Tokui, Sato 2017"
-
-    def passes(self, depth: int) -> int:
-        """Evaluations of the network: beside the path, one per layer on a batch repeated for each of its units."""
-        return 1 + depth
 
     def gradients(self, path: Path) -> list[Tensor]:
         widest = max(a.numel() for a in path.a)

@@ -5,8 +5,6 @@ Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochas
 appendix, "Methods".
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from torch import Tensor

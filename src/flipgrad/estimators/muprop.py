@@ -3,8 +3,6 @@
 Gu, Levine, Sutskever, Mnih. MuProp: Unbiased Backpropagation for Stochastic Neural Networks. ICLR 2016.
 """
 
-from __future__ import annotations
-
 from typing import Any, final
 
 import torch
@@ -49,16 +47,16 @@ class MuProp(BaselineEstimator):
 
     def gradients(self, path: Path) -> list[Tensor]:
         means, slopes, mean_field = _mean_field(path)
-        guesses = self.guesses(path)
-        reward = path.losses.detach() - (mean_field if guesses is None else guesses)
+        rewards = self.rewards(path, otherwise=mean_field)
         result = []
         for k, (a, x, noise) in enumerate(zip(path.a, path.states, path.noises, strict=True)):
             linear = (slopes[k] * (x - means[k])).flatten(1).sum(1)
-            residual = per_example(reward - linear, a) * noise.score(x, a.detach())
+            residual = per_example(rewards - linear, a) * noise.score(x, a.detach())
             result.append(residual + slopes[k] * 2 * noise.pdf(a.detach()))
         return result
 
 
+@torch.no_grad()
 def _mean_field(path: Path) -> tuple[list[Tensor], tuple[Tensor, ...], Tensor]:
     """The mean-field states of every layer, the mean-field loss's slopes in them, and the loss [B]."""
 
@@ -69,12 +67,11 @@ def _mean_field(path: Path) -> tuple[list[Tensor], tuple[Tensor, ...], Tensor]:
             means.append(call.noise.mean_sign(call.affine(call.x)) + next(remaining))
             return means[-1]
 
-        states = path.net.run(path.inputs.detach(), visit, path.batch.draw)
+        states = path.net.run(path.inputs, visit, path.batch.draw)
         return evaluate(path.batch.objective, path.net.outputs(states)), means
 
     # Slopes in the means are slopes in an offset of them.
     check_not_checkpointed()
     transform: Any = torch.func.vjp(loss, *[torch.zeros_like(a) for a in path.a], has_aux=True)
     losses, pullback, means = transform
-    slopes = pullback(torch.ones_like(losses))
-    return [mean.detach() for mean in means], tuple(slope.detach() for slope in slopes), losses.detach()
+    return means, pullback(torch.ones_like(losses)), losses

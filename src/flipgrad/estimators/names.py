@@ -1,7 +1,5 @@
 """Estimators by name, for the command line and the paper's figures: "psa", "concrete:0.1", "reinforce+mean", "mine:Mix"."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -10,14 +8,10 @@ from flipgrad.contract import Estimator, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.estimators.baselines import Baseline, ConstantBaseline, RunningBaseline
-from flipgrad.estimators.muprop import MuProp
-from flipgrad.estimators.psa import PSA
-from flipgrad.estimators.reinforce import REINFORCE
-from flipgrad.estimators.st import ST
 from flipgrad.user_code import call_user_function
 
 # Estimators that take a baseline.
-WITH_BASELINE: dict[str, Callable[[Baseline], Estimator]] = {"reinforce": REINFORCE, "muprop": MuProp}
+WITH_BASELINE = ("reinforce", "muprop")
 
 # Estimators that take a number: their temperature, interpolation or number of samples.
 WITH_NUMBER: dict[str, Callable[[str], float]] = {
@@ -29,16 +23,16 @@ WITH_NUMBER: dict[str, Callable[[str], float]] = {
     "zgr": float,
 }
 
-# Estimators whose weights' inputs and heads are averaged in different ways: the options of each way.
-VARIANTS: dict[str, dict[str, str]] = {
-    "auto": {"inputs": "auto", "head": "rao-blackwell"},  # PSA's default
+# How the weights' inputs and the heads of some estimators are averaged: the options of each way, and which is their default.
+VARIANTS = {
+    "auto": {"inputs": "auto", "head": "rao-blackwell"},
     "sampled": {"inputs": "sampled", "head": "sampled"},
     "enhanced": {"inputs": "sampled", "head": "enhanced"},
     "mean": {"inputs": "mean", "head": "rao-blackwell"},
     "posterior": {"inputs": "posterior", "head": "rao-blackwell"},
     "rao-blackwell": {"inputs": "rao-blackwell", "head": "rao-blackwell"},
 }
-WITH_VARIANT: dict[str, type[PSA] | type[ST]] = {"psa": PSA, "st": ST}
+DEFAULT_VARIANT = {"psa": "auto", "st": "sampled"}
 
 SYNTAX = (
     f"one of {', '.join(ESTIMATORS)}; with a number where it takes one (concrete:0.1, arms:8, gumbel-rao:100), or for psa and "
@@ -64,7 +58,7 @@ def by_name(specifications: Sequence[str], mean: Callable[[], Tensor]) -> dict[s
     """
     named: dict[str, Estimator] = {}
     for specification in specifications:
-        label, estimator = _one(specification, {"mean": lambda: ConstantBaseline(mean())})
+        label, estimator = _one(specification, "mean", lambda: ConstantBaseline(mean()))
         if label in named:
             raise InputError(f"estimators: {specification!r} is there more than once")
         named[label] = estimator
@@ -81,7 +75,7 @@ def for_training(specification: str, points: int) -> tuple[str, Estimator]:
     >>> for_training("reinforce+running", 100)[0]
     'REINFORCE + running'
     """
-    return _one(specification, {"running": lambda: RunningBaseline(points)})
+    return _one(specification, "running", lambda: RunningBaseline(points))
 
 
 def is_user_estimator(specification: str) -> bool:
@@ -94,45 +88,33 @@ def is_user_estimator(specification: str) -> bool:
     return name.isidentifier() and module.lower() not in ESTIMATORS and all(map(str.isidentifier, module.split(".")))
 
 
-def _user_estimator(name: str) -> tuple[str, Estimator]:
-    """What a user's own class or function gives without arguments; its module is imported."""
-    estimator = call_user_function(name, option="--estimator")
-    check_estimator(estimator, f"what --estimator {name!r} gives")
-    return type(estimator).__name__, estimator
-
-
-def _one(specification: str, baselines: dict[str, Callable[[], Baseline]]) -> tuple[str, Estimator]:
-    syntax = "; ".join([SYNTAX, *(BASELINES[baseline] for baseline in baselines)])
-    unknown = InputError(f"unknown estimator {specification!r}; give {syntax}")
+def _one(specification: str, baseline: str, make_baseline: Callable[[], Baseline]) -> tuple[str, Estimator]:
+    """The name and the estimator of a ``specification``, which may end with a plus and the name of the ``baseline``."""
     if is_user_estimator(specification):
-        return _user_estimator(specification.strip())
+        function = specification.strip()
+        estimator = call_user_function(function, option="--estimator")
+        check_estimator(estimator, f"what --estimator {function!r} gives")
+        return type(estimator).__name__, estimator
+    unknown = InputError(f"unknown estimator {specification!r}; give {SYNTAX}; {BASELINES[baseline]}")
     wanted = specification.strip().lower()
-    name, plus, baseline = wanted.partition("+")
-    if plus:
-        if name not in WITH_BASELINE or baseline not in baselines:
-            raise unknown
-        return f"{ESTIMATORS[name].__name__} + {baseline}", WITH_BASELINE[name](baselines[baseline]())
-    name, colon, text = wanted.partition(":")
-    if name in WITH_VARIANT:
-        options = VARIANTS.get(text) if colon else {}
-        if options is None:
-            raise unknown
-        return _varied(WITH_VARIANT[name](**options))  # type: ignore[arg-type]
-    if name not in ESTIMATORS or (colon and name not in WITH_NUMBER):
+    name, separator, option = wanted.partition("+" if "+" in wanted else ":")
+    if name not in ESTIMATORS:
         raise unknown
     kind: Callable[..., Estimator] = ESTIMATORS[name]
     label = ESTIMATORS[name].__name__
-    if not colon:
-        return ("Concrete 1" if name == "concrete" else label), kind()
+    if separator == "+":
+        if name not in WITH_BASELINE or option != baseline:
+            raise unknown
+        return f"{label} + {baseline}", kind(make_baseline())
+    if name in DEFAULT_VARIANT:
+        variant = option if separator else DEFAULT_VARIANT[name]
+        if variant not in VARIANTS:
+            raise unknown
+        return label if variant == "sampled" else f"{label} {variant}", kind(**VARIANTS[variant])
+    if not separator:
+        return "Concrete 1" if name == "concrete" else label, kind()
     try:
-        number = WITH_NUMBER[name](text)
-    except ValueError:
+        number = WITH_NUMBER[name](option)
+    except (KeyError, ValueError):
         raise unknown from None
     return f"{label} {number:g}", kind(number)
-
-
-def _varied(estimator: PSA | ST) -> tuple[str, Estimator]:
-    """An estimator and what it is called: by its name alone if it is the paper's."""
-    options = {"inputs": estimator.inputs, "head": estimator.head_gradient}
-    variant = next(variant for variant, its in VARIANTS.items() if its == options)
-    return type(estimator).__name__ + (f" {variant}" if variant != "sampled" else ""), estimator

@@ -4,20 +4,14 @@ Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochas
 NeurIPS 2020, algorithm 1 and, for the enhanced head, appendix B.3.
 """
 
-from __future__ import annotations
-
 from typing import final
 
-from torch import Tensor
-
-from flipgrad.contract import LayerCall, LocalEstimator, Network
-from flipgrad.estimators._head import HeadGradient, check_head, head_losses
-from flipgrad.estimators._inputs import InputRule, allowed_error, check_inputs, path_states
-from flipgrad.objectives import Objective
+from flipgrad.estimators._head import HeadGradient
+from flipgrad.estimators._sample_analytic import InputRule, SampleAnalytic
 
 
 @final
-class PSA(LocalEstimator):
+class PSA(SampleAnalytic):
     r"""Backpropagation with discrete derivatives in the binary states.
 
     With :math:`D_i h(x) = (h(x_i{=}{+}1) - h(x_i{=}{-}1))/2` and the conditional means :math:`m = 2F(a) - 1`,
@@ -65,6 +59,7 @@ class PSA(LocalEstimator):
     unbiased = False
     unbiased_in = "one hidden layer"
     citation = "Shekhovtsov, Yanush, Flach 2020"
+    flips = True
 
     def __init__(
         self,
@@ -75,18 +70,4 @@ class PSA(LocalEstimator):
         tolerance: float = 1e-3,
         exact: bool = False,
     ) -> None:
-        check_inputs("PSA", inputs)
-        check_head("PSA", head)
-        self.tolerance = allowed_error("PSA", tolerance, exact)
-        self.head_gradient: HeadGradient = head
-        self.flip_head = flip_head
-        self.inputs: InputRule = inputs
-
-    def passes(self, depth: int) -> int:
-        return 1
-
-    def states(self, call: LayerCall) -> Tensor:
-        return path_states(call, self.inputs, self.tolerance, flips=True)
-
-    def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
-        return head_losses(net, last, states, objective, self.head_gradient, flip=self.flip_head)
+        super().__init__(inputs, head, flip_head, tolerance, exact)

@@ -3,8 +3,6 @@
 Williams. Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning. Machine Learning, 1992.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from torch import Tensor
@@ -35,13 +33,9 @@ class REINFORCE(BaselineEstimator):
     unbiased = True
     citation = "Williams 1992"
 
-    def passes(self, depth: int) -> int:
-        return 1
-
     def gradients(self, path: Path) -> list[Tensor]:
-        guesses = self.guesses(path)
-        reward = path.losses.detach() if guesses is None else path.losses.detach() - guesses
+        rewards = self.rewards(path, 0.0)
         return [
-            per_example(reward, a) * noise.score(states, a.detach())
+            per_example(rewards, a) * noise.score(states, a.detach())
             for a, states, noise in zip(path.a, path.states, path.noises, strict=True)
         ]

@@ -4,16 +4,14 @@ Grathwohl, Choi, Wu, Roeder, Duvenaud. Backpropagation through the Void: Optimiz
 estimation. ICLR 2018.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from torch import Tensor, nn
 
 from flipgrad.errors import InputError
-from flipgrad.estimators._control import ConcreteControl
 from flipgrad.estimators._paths import Path
+from flipgrad.estimators.rebar import ConcreteControl
 
 # Hidden units of the surrogates that are built here.
 HIDDEN = 16

@@ -4,20 +4,14 @@ Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochas
 NeurIPS 2020, algorithm 2.
 """
 
-from __future__ import annotations
-
 from typing import final
 
-from torch import Tensor
-
-from flipgrad.contract import LayerCall, LocalEstimator, Network
-from flipgrad.estimators._head import HeadGradient, check_head, head_losses
-from flipgrad.estimators._inputs import InputRule, allowed_error, check_inputs, path_states
-from flipgrad.objectives import Objective
+from flipgrad.estimators._head import HeadGradient
+from flipgrad.estimators._sample_analytic import InputRule, SampleAnalytic
 
 
 @final
-class ST(LocalEstimator):
+class ST(SampleAnalytic):
     r"""Sample forward; differentiate the conditional mean :math:`m(a) = 2F(a) - 1` backward.
 
     Biased: it is PSA with F and the head linearised over every flip, so it is exact where both are linear. One pass.
@@ -38,6 +32,7 @@ class ST(LocalEstimator):
     unbiased = False
     unbiased_in = "F and head linear over a flip"
     citation = "Shekhovtsov, Yanush, Flach 2020"
+    flips = False
 
     def __init__(
         self,
@@ -47,17 +42,4 @@ class ST(LocalEstimator):
         tolerance: float = 1e-3,
         exact: bool = False,
     ) -> None:
-        check_inputs("ST", inputs)
-        check_head("ST", head)
-        self.inputs: InputRule = inputs
-        self.head_gradient: HeadGradient = head
-        self.tolerance = allowed_error("ST", tolerance, exact)
-
-    def passes(self, depth: int) -> int:
-        return 1
-
-    def states(self, call: LayerCall) -> Tensor:
-        return path_states(call, self.inputs, self.tolerance, flips=False)
-
-    def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
-        return head_losses(net, last, states, objective, self.head_gradient, flip=False)
+        super().__init__(inputs, head, False, tolerance, exact)

@@ -5,8 +5,6 @@ NeurIPS 2020. The idea is the mean-field network of Peterson, Anderson. A Mean F
 Algorithm for Neural Networks. Complex Systems 1, 1987.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from torch import Tensor
@@ -33,9 +31,6 @@ class Tanh(LocalEstimator):
     relaxed_objective = True
     second_derivatives = True
     citation = "Peterson, Anderson 1987"
-
-    def passes(self, depth: int) -> int:
-        return 1
 
     def states(self, call: LayerCall) -> Tensor:
         return call.noise.mean_sign(call.affine(call.x))

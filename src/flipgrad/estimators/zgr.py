@@ -4,8 +4,6 @@ Shekhovtsov. Cold Analysis of Rao-Blackwellized Straight-Through Gumbel-Softmax 
 Liu, Dong, Liu, Yu, Gao. Bridging Discrete and Backpropagation: Straight-Through and Beyond. NeurIPS 2023.
 """
 
-from __future__ import annotations
-
 import math
 from typing import final
 
@@ -55,9 +53,6 @@ class ZGR(LocalEstimator):
             raise InputError(f"ZGR(tau={tau}): tau must be positive and finite, e.g. 1.0")
         self.lam = 1.0 if lam is None else lam
         self.tau = tau
-
-    def passes(self, depth: int) -> int:
-        return 1
 
     def states(self, call: LayerCall) -> Tensor:
         a = call.affine(call.x)

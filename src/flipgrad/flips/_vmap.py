@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.flips.ordinary import Geometry
+from flipgrad.guards import capturing
 
 # A sum over flips of the layer's tensors, the weight last, and its geometry.
 Evaluate = Callable[[Sequence[Tensor], Geometry | None], Tensor]
@@ -25,16 +26,17 @@ def over_draws(
 ) -> tuple[Tensor, int]:
     """The sums over flips of ``draws`` draws, and the dimension of the draws in them.
 
-    Where all draws have the same weight they are one large batch, else groups of one convolution. The weight is known to be
-    the same if it has no dimension of draws, or one that was expanded, which has stride 0. A sum with one number per weight
-    sums over the batch, so there draws are always groups.
+    Where all draws have the same weight they are one large batch, else groups of one convolution. The weight is the same if
+    it has no dimension of draws, or one that was expanded, which has stride 0, or the same numbers in all draws: a weight that
+    is computed from expanded parameters, such as one with a norm folded into it. A sum with one number per weight sums over
+    the batch, so there draws are always groups.
 
     ``evaluate`` is the sum for one layer. For every one of the ``tensors``, the weight last, ``in_dims`` has the dimension of
     the draws, or None if all draws share the tensor.
     """
     pairs = zip(tensors, in_dims, strict=True)
     *units, weight = (t.expand(draws, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in pairs)
-    if per_weight or weight.stride(0) != 0:
+    if per_weight or not _is_same(weight):
         return _as_groups(evaluate, units, weight, geometry, per_weight)
     if geometry is not None:
         u = evaluate([*(t.flatten(0, 1) for t in units), weight[0]], geometry)
@@ -45,6 +47,15 @@ def over_draws(
         return evaluate([*places, weight[0, :, :, None, None]], Geometry())[..., 0].transpose(1, 2), 0
     u = evaluate([*(t.reshape(-1, t.shape[-1]) for t in units), weight[0]], None)
     return u.reshape(units[0].shape), 0
+
+
+def _is_same(weight: Tensor) -> bool:
+    """Whether all draws have the same ``weight`` [draws, ...], as far as can be seen."""
+    if weight.stride(0) == 0:
+        return True
+    # Numbers cannot be looked at while torch captures a graph, and where these are draws within draws.
+    hidden = capturing() or torch._C._functorch.is_functorch_wrapped_tensor(weight)
+    return not hidden and torch.equal(weight, weight[:1].expand_as(weight))
 
 
 def _as_groups(

@@ -1,8 +1,15 @@
 """Measure gradient estimators against the truth: bias, variance, RMSE and cosine, per layer. Draws no pictures."""
 
 from flipgrad.estimators.names import by_name
-from flipgrad.gradeval.evaluate import REFERENCE_FACTOR, Measured, Result, check_options, evaluate
-from flipgrad.gradeval.reference import Reference, ReferenceLayer
+from flipgrad.gradeval.evaluate import (
+    REFERENCE_FACTOR,
+    Measured,
+    Reference,
+    ReferenceLayer,
+    Result,
+    check_options,
+    evaluate,
+)
 from flipgrad.gradeval.statistics import Accuracy
 
 __all__ = [

@@ -5,14 +5,14 @@ a leading dimension for the draws (``torch.vmap``): every draw has its own copy 
 ordinary backpropagation leaves every draw's gradient in its copy. The estimator's own code is what runs.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import final
 
 import numpy
@@ -59,10 +59,7 @@ class Problem:
             start = end
         return {**parts, "all": slice(0, start)}
 
-    def flatten(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Gradients [n, ...] of every parameter in one matrix [n, P]."""
-        return torch.cat([gradient.flatten(1) for gradient in gradients], 1)
-
+    @torch.no_grad()
     def size(self) -> int:
         """The number of pre-activations of one evaluation."""
         sizes = []
@@ -72,8 +69,7 @@ class Problem:
             sizes.append(a.numel())
             return call.sample(a)
 
-        with torch.no_grad():
-            self.net.run(self.net.front(self.x), visit, fresh(torch.Generator(self.x.device)))
+        self.net.run(self.net.front(self.x), visit, fresh(torch.Generator(self.x.device)))
         return sum(sizes)
 
 
@@ -81,11 +77,8 @@ class Problem:
 class Sampler:
     """Draws gradients of one estimator, vectorised where its code allows that, else one by one.
 
-    Args:
-        problem: what is differentiated.
-        estimator: the estimator; copied, and its own parameters are not trained.
-        seed: the same seed gives the same draws, however many workers there are.
-        workers: threads that draw side by side.
+    The estimator is copied, and its own parameters are not trained. The same seed gives the same draws, however many workers,
+    threads that draw side by side, there are.
     """
 
     def __init__(self, problem: Problem, estimator: Estimator, seed: Sequence[int], workers: int) -> None:
@@ -104,23 +97,26 @@ class Sampler:
         by_size = PREACTIVATIONS_AT_ONCE // max(1, self.problem.size())
         by_gradient = GRADIENT_ENTRIES_AT_ONCE // self.problem.layers()["all"].stop
         rows = max(1, min(by_size, by_gradient, -(-samples // PARTS)))
-        sizes = (min(rows, samples - start) for start in range(0, samples, rows))
-        with _side_by_side(self.workers), ThreadPoolExecutor(self.workers) as pool:
-            # Modules are changed while they are evaluated with other parameters, so every worker has its own.
-            idle = [copy.deepcopy((self.problem, self.estimator)) for _ in range(self.workers)]
-
-            def work(number: int, count: int) -> Tensor:
-                mine = idle.pop()
-                try:
-                    return self._chunk(*mine, count, number)
-                finally:
-                    idle.append(mine)
-
-            yield from _in_order(pool, work, sizes, ahead=2 * self.workers)
-
-    def _chunk(self, problem: Problem, estimator: Estimator, count: int, number: int) -> Tensor:
         method = vectorised if self.vectorised else one_by_one
-        return method(problem, estimator, count, self._stream(number + 1))
+        # Modules are changed while they are evaluated with other parameters, so every worker has its own.
+        idle = [copy.deepcopy((self.problem, self.estimator)) for _ in range(self.workers)]
+
+        def work(start: int) -> Tensor:
+            mine = idle.pop()
+            try:
+                return method(*mine, min(rows, samples - start), self._stream(start // rows + 1))
+            finally:
+                idle.append(mine)
+
+        with _side_by_side(self.workers), ThreadPoolExecutor(self.workers) as pool:
+            submitted = (pool.submit(work, start) for start in range(0, samples, rows))
+            waiting = deque(islice(submitted, 2 * self.workers))
+            try:
+                while waiting:
+                    yield waiting.popleft().result()
+                    waiting.extend(islice(submitted, 1))
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     def _stream(self, number: int) -> Stream:
         return stream([*self.seed, number], self.problem.x.device)
@@ -144,12 +140,8 @@ def stream(seed: Sequence[int], device: torch.device) -> Stream:
 def vectorised(problem: Problem, estimator: Estimator, count: int, draw: Draw, noise: Sequence[Tensor] = ()) -> Tensor:
     """``count`` gradients [count, P] at once.
 
-    Args:
-        problem: what is differentiated.
-        estimator: the estimator.
-        count: the number of draws.
-        draw: the source of noise, where ``noise`` is used up.
-        noise: values for every time the estimator asks for noise, each with a leading dimension for the draws.
+    Every time the estimator asks for noise it is given the next of ``noise``, each with a leading dimension for the draws, and
+    what comes from ``draw`` where that is used up.
     """
     loss = _Loss(problem, estimator)
     names, parameters = zip(*problem.parameters().items(), strict=True)
@@ -158,35 +150,24 @@ def vectorised(problem: Problem, estimator: Estimator, count: int, draw: Draw, n
 
     def one(copies: Sequence[Tensor], noise: Sequence[Tensor]) -> Tensor:
         named = {f"net.{name}": copy for name, copy in zip(names, copies, strict=True)}
-        value: Tensor = functional_call(loss, named, (replay(noise, draw),))
+        value: Tensor = functional_call(loss, named, (draw, noise))
         return value
 
     losses = torch.vmap(one, randomness="different")(copies, list(noise))
-    return problem.flatten(torch.autograd.grad(losses.sum(), copies, materialize_grads=True))
+    gradients = torch.autograd.grad(losses.sum(), copies, materialize_grads=True)
+    return torch.cat([gradient.flatten(1) for gradient in gradients], 1)
 
 
 def one_by_one(problem: Problem, estimator: Estimator, count: int, draw: Draw, noise: Sequence[Tensor] = ()) -> Tensor:
     """The same as :func:`vectorised`, one draw after the other."""
-    loss, parameters = _Loss(problem, estimator), list(problem.parameters().values())
-    rows = []
-    for i in range(count):
-        value = loss(replay([z[i] for z in noise], draw))
-        gradients = torch.autograd.grad(value, parameters, materialize_grads=True)
-        rows.append(problem.flatten([gradient[None] for gradient in gradients]))
-    return torch.cat(rows)
+    loss, parameters = _Loss(problem, estimator), problem.parameters()
+    return torch.stack([whole_gradient(loss(draw, [z[i] for z in noise]), parameters) for i in range(count)])
 
 
-def replay(noise: Sequence[Tensor], draw: Draw) -> Draw:
-    """A source that gives the values in ``noise`` in turn, then those of ``draw``."""
-    if not noise:
-        return draw
-    remaining = iter(noise)
-
-    def source(distribution: Noise, a: Tensor) -> Tensor:
-        z = next(remaining, None)
-        return draw(distribution, a) if z is None else z
-
-    return source
+def whole_gradient(loss: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """The gradient [P] of a ``loss`` in all ``parameters``."""
+    gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+    return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 class _Loss(nn.Module):
@@ -194,44 +175,25 @@ class _Loss(nn.Module):
 
     def __init__(self, problem: Problem, estimator: Estimator) -> None:
         super().__init__()
-        self.net, self.x, self.objective, self.rule = problem.net, problem.x, problem.objective, [estimator]
+        self.net, self.x, self.objective = problem.net, problem.x, problem.objective
+        # In a list, so that the parameters of an estimator are none of this module.
+        self.rule = [estimator]
 
-    def forward(self, draw: Draw) -> Tensor:
+    def forward(self, draw: Draw, noise: Sequence[Tensor]) -> Tensor:
+        remaining = iter(noise)
+
+        def source(distribution: Noise, a: Tensor) -> Tensor:
+            z = next(remaining, None)
+            return draw(distribution, a) if z is None else z
+
         index = torch.arange(len(self.x), device=self.x.device)
-        return self.rule[0].losses(self.net.network(), Batch(self.x, self.objective, draw, index)).mean()
+        batch = Batch(self.x, self.objective, source if noise else draw, index)
+        return self.rule[0].losses(self.net.network(), batch).mean()
 
 
 def default_workers(device: torch.device) -> int:
     """All the cores that this process may use; one thread is enough to keep another device busy."""
     return cores() if device.type == "cpu" else 1
-
-
-def check_finite(draws: Tensor, layers: Mapping[str, slice], name: str) -> None:
-    """Refuse gradients with NaN or infinity, naming the estimator and the layer."""
-    for layer, part in layers.items():
-        if not bool(torch.isfinite(draws[:, part]).all()):
-            raise InputError(
-                f"{name} gave a gradient with NaN or infinity in {layer!r}: look for weights or losses that overflow, or leave "
-                "this estimator out"
-            )
-
-
-def _in_order(
-    pool: ThreadPoolExecutor, work: Callable[[int, int], Tensor], sizes: Iterable[int], ahead: int
-) -> Iterator[Tensor]:
-    """The results of ``work`` in order, with at most ``ahead`` of them waiting."""
-    waiting: list[Future[Tensor]] = []
-    jobs = enumerate(sizes)
-    try:
-        for number, size in jobs:
-            waiting.append(pool.submit(work, number, size))
-            if len(waiting) == ahead:
-                yield waiting.pop(0).result()
-        while waiting:
-            yield waiting.pop(0).result()
-    finally:
-        for future in waiting:
-            future.cancel()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""How good is a gradient? Every estimator against the truth, layer by layer."""
+"""How good is a gradient? Every estimator against the truth, layer by layer.
 
-from __future__ import annotations
+The truth is the exact gradient, or the mean of very many draws of an unbiased estimator.
+"""
 
 import math
 import time
@@ -11,20 +12,14 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, Literal, final
 
+import torch
 from torch import Tensor
 
-from flipgrad import files
+from flipgrad import exact, files
 from flipgrad.contract import check_estimator
 from flipgrad.errors import InputError
 from flipgrad.estimators import DisARM, Estimator, Exact
-from flipgrad.gradeval.draws import Problem, Sampler, check_finite, default_workers
-from flipgrad.gradeval.reference import (
-    Reference,
-    can_be_exact,
-    check_unbiased,
-    drawn_reference,
-    exact_reference,
-)
+from flipgrad.gradeval.draws import Problem, Sampler, default_workers, whole_gradient
 from flipgrad.gradeval.statistics import CONFIDENCE, COSINE_SHARE, Accuracy, Tally
 from flipgrad.guards import keeping_buffers
 from flipgrad.network import Sequential, check_sequential
@@ -39,9 +34,41 @@ MOST_SAMPLES = 10**9
 REFERENCE_FACTOR = 100
 # More threads than any processor has.
 MOST_WORKERS = 1024
+# A part of the gradient that is shorter than this, relative to the whole, is rounding.
+ROUNDING_SHARE = 1e-6
 
 # Told what is at hand, and how many draws of it have come since the last time.
 Report = Callable[[str, int], None]
+
+
+@final
+@dataclass(frozen=True)
+class ReferenceLayer:
+    """The reference in one layer: its length, and its own standard error relative to that (0 if exact)."""
+
+    name: str
+    length: float
+    error: float
+
+
+@final
+@dataclass(frozen=True)
+class Reference:
+    """The gradient that estimates are compared with.
+
+    Attributes:
+        gradient: [P], in double precision.
+        kind: "exact" or "draws".
+        estimator: whose draws were averaged.
+        draws: how many.
+        layers: length and standard error of every layer's part.
+    """
+
+    gradient: Tensor
+    kind: str
+    estimator: str
+    draws: int
+    layers: list[ReferenceLayer]
 
 
 @final
@@ -83,12 +110,8 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, with where it came from."""
-        reference = {
-            "kind": self.reference.kind,
-            "estimator": self.reference.estimator,
-            "draws": self.reference.draws,
-            "layers": [asdict(layer) for layer in self.reference.layers],
-        }
+        reference = asdict(self.reference)
+        del reference["gradient"]
         return {
             "estimators": {name: asdict(measured) for name, measured in self.estimators.items()},
             "reference": reference,
@@ -186,71 +209,21 @@ def check_options(
     samples: int, seed: int, reference: Estimator | Literal["auto"], reference_samples: int | None, workers: int | None
 ) -> None:
     """Refuse options of :func:`evaluate` that need no network to be found wrong, before the work that makes one."""
-    _check_samples(samples, "samples")
-    _check_samples(samples if reference_samples is None else reference_samples, "reference_samples")
+    for name, count in (("samples", samples), ("reference_samples", reference_samples)):
+        if count is not None and not FEWEST <= count <= MOST_SAMPLES:
+            raise InputError(
+                f"{name}={brief(count)}: give at least {FEWEST} draws per estimator and at most {MOST_SAMPLES}, e.g. 10000"
+            )
     check_seed(seed)
     if reference != "auto" and not isinstance(reference, Estimator):
         raise InputError(f"reference={brief(reference)}: give 'auto', fg.Exact() or an unbiased estimator such as fg.DisARM()")
-    if not isinstance(reference, str | Exact):
-        check_unbiased(reference)
+    if not isinstance(reference, str) and not reference.unbiased:
+        raise InputError(
+            f"reference={type(reference).__name__}: averaging draws finds the true gradient only with an unbiased estimator, "
+            "e.g. fg.DisARM() or fg.LEG()"
+        )
     if workers is not None and not 1 <= workers <= MOST_WORKERS:
         raise InputError(f"workers={brief(workers)}: give from 1 to {MOST_WORKERS}, or leave it out for one per core")
-
-
-def _check_samples(samples: int, name: str) -> None:
-    if not FEWEST <= samples <= MOST_SAMPLES:
-        raise InputError(
-            f"{name}={brief(samples)}: give at least {FEWEST} draws per estimator and at most {MOST_SAMPLES}, e.g. 10000"
-        )
-
-
-def _measure(
-    problem: Problem, truth: Reference, name: str, estimator: Estimator, samples: int, seed: int, workers: int, tell: Report
-) -> Measured:
-    # Seeded by its name: the draws of an estimator do not depend on which others are measured.
-    sampler = Sampler(problem, estimator, [seed, 1, zlib.crc32(name.encode())], workers)
-    started = time.perf_counter()
-    draws = _told(sampler.draws(samples), name, tell)
-    accuracies = accuracy_of_draws(problem.layers(), truth, name, samples, draws)
-    rate = samples / (time.perf_counter() - started)
-    return Measured(rate, sampler.vectorised, estimator.unbiased, accuracies)
-
-
-def accuracy_of_draws(
-    layers: Mapping[str, slice], reference: Reference, name: str, samples: int, made: Iterable[Tensor]
-) -> list[Accuracy]:
-    """The accuracy in every layer of ``samples`` draws of the estimator with that ``name``, ``made`` [n, P] at a time."""
-    tally = Tally(reference.gradient, layers, samples)
-    for draws in made:
-        check_finite(draws, layers, name)
-        tally.add(draws)
-    # Biases without the part that is the reference's own error, and intervals that allow for two standard errors of it.
-    return [
-        replace(
-            accuracy,
-            bias=math.sqrt(max(0.0, accuracy.bias**2 - layer.error**2)),
-            bias_low=max(0.0, accuracy.bias_low - 2 * layer.error),
-            bias_high=accuracy.bias_high + 2 * layer.error,
-        )
-        for accuracy, layer in zip(tally.accuracies(), reference.layers, strict=True)
-    ]
-
-
-def _reference(
-    problem: Problem, choice: Estimator | Literal["auto"], draws: int, seed: int, workers: int, tell: Report
-) -> Reference:
-    if isinstance(choice, Exact) or (choice == "auto" and can_be_exact(problem)):
-        return exact_reference(problem)
-    estimator = DisARM() if isinstance(choice, str) else choice
-    made = Sampler(problem, estimator, [seed, 0], workers).draws(draws)
-    return drawn_reference(problem, estimator, draws, _told(made, "reference", tell))
-
-
-def _told(made: Iterable[Tensor], name: str, tell: Report) -> Iterator[Tensor]:
-    """Draws, of which ``tell`` is told as they are used."""
-    for draws in made:
-        yield draws
-        tell(name, len(draws))
 
 
 def _named(estimators: Sequence[Estimator] | Mapping[str, Estimator]) -> dict[str, Estimator]:
@@ -269,3 +242,110 @@ def _named(estimators: Sequence[Estimator] | Mapping[str, Estimator]) -> dict[st
     for name, estimator in named.items():
         check_estimator(estimator, f"estimators: {name!r}")
     return named
+
+
+def _measure(
+    problem: Problem, truth: Reference, name: str, estimator: Estimator, samples: int, seed: int, workers: int, tell: Report
+) -> Measured:
+    # Seeded by its name: the draws of an estimator do not depend on which others are measured.
+    sampler = Sampler(problem, estimator, [seed, 1, zlib.crc32(name.encode())], workers)
+    started = time.perf_counter()
+    draws = _told(sampler.draws(samples), name, tell)
+    accuracies = accuracy_of_draws(problem.layers(), truth, name, samples, draws)
+    rate = samples / (time.perf_counter() - started)
+    return Measured(rate, sampler.vectorised, estimator.unbiased, accuracies)
+
+
+def _reference(
+    problem: Problem, choice: Estimator | Literal["auto"], draws: int, seed: int, workers: int, tell: Report
+) -> Reference:
+    if isinstance(choice, Exact) or (choice == "auto" and _can_be_exact(problem)):
+        loss = exact.expected_loss(problem.net, problem.x, problem.objective).mean()
+        gradient = whole_gradient(loss, problem.parameters()).double().cpu()
+        check_finite(gradient[None], problem.layers(), "Exact")
+        layers = [ReferenceLayer(name, float(gradient[part].norm()), 0.0) for name, part in problem.layers().items()]
+        reference = Reference(gradient, "exact", "Exact", 0, layers)
+    else:
+        estimator = DisARM() if isinstance(choice, str) else choice
+        made = Sampler(problem, estimator, [seed, 0], workers).draws(draws)
+        reference = mean_of_draws(problem.layers(), type(estimator).__name__, draws, _told(made, "reference", tell))
+    for layer in reference.layers:
+        if layer.error >= 1:
+            raise InputError(
+                f"the reference of {draws:,} draws of {reference.estimator} is mostly noise in {layer.name!r}: take more of "
+                "them (reference_samples), or an unbiased estimator with less variance (reference)"
+            )
+    for layer in reference.layers:
+        if layer.length <= ROUNDING_SHARE * reference.layers[-1].length:
+            raise InputError(
+                f"the true gradient of {layer.name!r} is zero to rounding, so that no error can be relative to it: exclude its "
+                "parameters with requires_grad_(False), or look for dead units"
+            )
+    return reference
+
+
+def _can_be_exact(problem: Problem) -> bool:
+    """Whether the network is small enough for the exact gradient."""
+    try:
+        with torch.no_grad():
+            exact.expected_loss(problem.net, problem.x[:2], lambda outputs: outputs.sum(-1))
+    except InputError:
+        return False
+    return True
+
+
+def _told(made: Iterable[Tensor], name: str, tell: Report) -> Iterator[Tensor]:
+    """Draws, of which ``tell`` is told as they are used."""
+    for draws in made:
+        yield draws
+        tell(name, len(draws))
+
+
+def mean_of_draws(layers: Mapping[str, slice], name: str, draws: int, made: Iterable[Tensor]) -> Reference:
+    """The mean of ``draws`` draws of the estimator with that ``name``: its own expectation, be it biased or not.
+
+    They are ``made`` [n, P] at a time. A layer in which the mean is mostly noise has the relative error 1.
+    """
+    tally = _tallied(Tally(torch.zeros(layers["all"].stop), layers, draws, grid=[]), name, made)
+    gradient, known = tally.mean(), []
+    for (layer, part), of_one_draw in zip(layers.items(), tally.variances(), strict=True):
+        variance = max(0.0, of_one_draw / draws)
+        # The squared length of a noisy mean holds its variance, too.
+        squared = max(float(gradient[part].square().sum()) - variance, variance)
+        known.append(ReferenceLayer(layer, math.sqrt(squared), math.sqrt(variance / squared) if squared else 1.0))
+    return Reference(gradient, "draws", name, draws, known)
+
+
+def accuracy_of_draws(
+    layers: Mapping[str, slice], reference: Reference, name: str, samples: int, made: Iterable[Tensor]
+) -> list[Accuracy]:
+    """The accuracy in every layer of ``samples`` draws of the estimator with that ``name``, ``made`` [n, P] at a time."""
+    tally = _tallied(Tally(reference.gradient, layers, samples), name, made)
+    # Biases without the part that is the reference's own error, and intervals that allow for two standard errors of it.
+    return [
+        replace(
+            accuracy,
+            bias=math.sqrt(max(0.0, accuracy.bias**2 - layer.error**2)),
+            bias_low=max(0.0, accuracy.bias_low - 2 * layer.error),
+            bias_high=accuracy.bias_high + 2 * layer.error,
+        )
+        for accuracy, layer in zip(tally.accuracies(), reference.layers, strict=True)
+    ]
+
+
+def _tallied(tally: Tally, name: str, made: Iterable[Tensor]) -> Tally:
+    """The ``tally`` of all draws, which must be finite."""
+    for draws in made:
+        check_finite(draws, tally.layers, name)
+        tally.add(draws)
+    return tally
+
+
+def check_finite(draws: Tensor, layers: Mapping[str, slice], name: str) -> None:
+    """Refuse gradients with NaN or infinity, naming the estimator and the layer."""
+    for layer, part in layers.items():
+        if not bool(torch.isfinite(draws[:, part]).all()):
+            raise InputError(
+                f"{name} gave a gradient with NaN or infinity in {layer!r}: look for weights or losses that overflow, or leave "
+                "this estimator out"
+            )

@@ -12,8 +12,6 @@ With draws :math:`g_1, \dots, g_N` of an estimator and the reference g, lengths 
 Confidence intervals are the jackknife's over :data:`BATCHES` batches.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from scipy import stats
 from torch import Tensor
+from torch.nn.functional import pad
 
 # Batches of draws for bias, variance and their intervals.
 BATCHES = 32
@@ -82,11 +81,8 @@ def sample_grid(samples: int) -> list[int]:
 class Tally:
     """Takes draws in any portions and keeps what the statistics need: a few vectors, and a few numbers per group.
 
-    Args:
-        reference: the true gradient [P].
-        layers: for every layer, which of the P numbers are its own.
-        samples: how many draws will come.
-        grid: the numbers M of draws in an estimate; by default those of :func:`sample_grid`.
+    ``samples`` draws will come, to be compared with the ``reference`` [P], of which ``layers`` are parts. The ``grid`` holds
+    the numbers M of draws in an estimate; by default those of :func:`sample_grid`.
     """
 
     def __init__(
@@ -130,7 +126,7 @@ class Tally:
 
     def variances(self) -> list[float]:
         """The total variance of one draw in every layer, not relative to anything."""
-        return [self._moments(i)[1].value for i in range(len(self.layers))]
+        return [self._moments(i)[1][0] for i in range(len(self.layers))]
 
     def accuracies(self) -> list[Accuracy]:
         """The statistics of every layer."""
@@ -144,35 +140,24 @@ class Tally:
         trials = torch.stack([torch.stack([c.mean(0), *end]) for c, end in zip(cosines, ends, strict=True)], 1)
         result = []
         for i, (name, part) in enumerate(self.layers.items()):
-            bias, variance = (moment.root(float(lengths[i])) for moment in self._moments(i))
+            # A square that came out negative is a zero that was missed by chance.
+            roots = [math.sqrt(max(0.0, square)) / float(lengths[i]) for moment in self._moments(i) for square in moment]
             size = len(range(len(self.reference))[part])
-            errors, mean, low, high = (column[:, i].tolist() for column in (rmse, *trials))
-            result.append(Accuracy(name, size, self.grid, errors, mean, low, high, *bias, *variance))
+            result.append(Accuracy(name, size, self.grid, *(column[:, i].tolist() for column in (rmse, *trials)), *roots))
         return result
 
-    def _moments(self, i: int) -> tuple[_Interval, _Interval]:
-        """The squared bias and the variance of layer ``i``, with intervals."""
+    def _moments(self, i: int) -> tuple[list[float], list[float]]:
+        """The squared bias and the variance of layer ``i``, each with the ends of its confidence interval."""
         sums, squares = self._sums[:, list(self.layers.values())[i]], self._squares[:, i]
         sizes = torch.diff(self._bounds, prepend=torch.zeros(1, dtype=torch.long)).double()
         total = sums.sum(0)
-        own, common, whole = sums.square().sum(1), sums @ total, total.square().sum()
-
-        def squared_bias(length: Tensor, own: Tensor, count: Tensor, squared_counts: Tensor) -> Tensor:
-            return (length - own) / (count.square() - squared_counts)
-
-        def variance(length: Tensor, squares: Tensor, count: Tensor) -> Tensor:
-            return (squares - length / count) / (count - 1)
-
-        # With one batch left out, the squared length of the sum, and the counts.
-        length, count, squared_counts = whole - 2 * common + own, sizes.sum() - sizes, sizes.square().sum() - sizes.square()
-        bias = _jackknife(
-            squared_bias(whole, own.sum(), sizes.sum(), sizes.square().sum()),
-            squared_bias(length, own.sum() - own, count, squared_counts),
-        )
-        return bias, _jackknife(
-            variance(whole, squares.sum(), sizes.sum()),
-            variance(length, squares.sum() - squares, count),
-        )
+        own, common = sums.square().sum(1), sums @ total
+        # The squared length of the sum of errors, and the counts: of all batches, and without each of them.
+        length = total.square().sum() - 2 * pad(common, (1, 0)) + pad(own, (1, 0))
+        count = _leave_one_out(sizes)
+        squared_bias = (length - _leave_one_out(own)) / (count.square() - _leave_one_out(sizes.square()))
+        variance = (_leave_one_out(squares) - length / count) / (count - 1)
+        return _jackknife(squared_bias), _jackknife(variance)
 
     def _per_layer(self, values: Tensor) -> Tensor:
         """Sums [n, layers] of ``values`` [n, P]."""
@@ -186,23 +171,15 @@ class Tally:
         return torch.where(directed, products / torch.where(directed, squares * reference, 1).sqrt(), 0).clamp(-1, 1)
 
 
-@dataclass(frozen=True)
-class _Interval:
-    """An estimate and the ends of its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def root(self, length: float) -> tuple[float, float, float]:
-        """The square roots relative to ``length``; a square that came out negative is a zero that was missed by chance."""
-        value, low, high = (math.sqrt(max(0.0, t)) / length for t in (self.value, self.low, self.high))
-        return value, low, high
+def _leave_one_out(values: Tensor) -> Tensor:
+    """The sum of the batches' ``values``: of all of them, and without each."""
+    return values.sum() - pad(values, (1, 0))
 
 
-def _jackknife(whole: Tensor, left_out: Tensor) -> _Interval:
-    """The interval of a statistic from its values without each of the batches."""
+def _jackknife(values: Tensor) -> list[float]:
+    """A statistic and the ends of its interval, from its values for all batches and without each of them."""
+    value, left_out = float(values[0]), values[1:]
     batches = len(left_out)
     deviation = math.sqrt((batches - 1) * float(left_out.var(correction=0)))
     margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, batches - 1)) * deviation
-    return _Interval(float(whole), float(whole) - margin, float(whole) + margin)
+    return [value, value - margin, value + margin]

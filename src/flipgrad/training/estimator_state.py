@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from flipgrad.errors import InputError
 from flipgrad.estimators import Baseline, ConstantBaseline, Estimator, LearnedBaseline, RunningBaseline
-from flipgrad.estimators._control import TunedEstimator
+from flipgrad.estimators._tuned import TunedEstimator
 from flipgrad.training.processes import Processes
 
 # Modules whose buffers are known to be shareable, or never change.

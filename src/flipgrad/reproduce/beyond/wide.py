@@ -19,8 +19,7 @@ from flipgrad.contract import Estimator
 from flipgrad.data import DataSet, Split
 from flipgrad.gradeval import Reference, ReferenceLayer
 from flipgrad.gradeval.draws import Problem, one_by_one, stream
-from flipgrad.gradeval.evaluate import accuracy_of_draws
-from flipgrad.gradeval.reference import mean_of_draws
+from flipgrad.gradeval.evaluate import accuracy_of_draws, mean_of_draws
 from flipgrad.objectives import CrossEntropy
 from flipgrad.reproduce._cells import Cell, Place
 from flipgrad.reproduce._training import RUN, prepared

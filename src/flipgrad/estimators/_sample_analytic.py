@@ -1,0 +1,149 @@
+r"""PSA and ST: sampled states forward; backward, the gradient of their means in every layer's parameters and input.
+
+The gradient of a weight from unit i to unit j is :math:`h_j(a_j)\, x_i` with :math:`h_j(a) = 2F'(a)\, u_j`, where the signal
+:math:`u_j` comes from later layers and does not depend on :math:`x_i`. The sampled :math:`x_i` can be averaged over its two
+states given all others: with the prior probability :math:`p_i` of the sampled state and
+
+.. math:: \log r_i = \sum_j [\log p(y_j | a_j - 2A_{ji}x_i) - \log p(y_j | a_j)]
+
+its posterior given the layer's states y is :math:`q_i = p_i / (p_i + (1 - p_i)\, r_i)`. Then
+
+- "sampled" takes :math:`x_i`, as the paper does, and "mean" the prior's mean: :math:`h_j(a_j)\, m_i`;
+- "rao-blackwell" is :math:`x_i [q_i h_j(a_j) - (1 - q_i)\, h_j(a_j - 2A_{ji}x_i)]`: the conditional expectation;
+- "posterior" leaves out the change of h: :math:`h_j(a_j)\, x_i (2q_i - 1)`, one ordinary weight gradient;
+- "auto" is "posterior" where the posterior is known, and "sampled" elsewhere.
+
+:class:`flipgrad.PSA` tells what each is worth. The posterior is known where a unit goes to one layer only: then nothing but
+that layer's states tells of it. :class:`flipgrad.Sequential` knows where units go. In a graph written by hand that is seen
+only on the way back, too late for another rule: there "auto" is "sampled", and with "posterior" and "rao-blackwell" a unit
+that goes elsewhere too is an error.
+"""
+
+from typing import Any, ClassVar, Literal, final, get_args
+
+import torch
+from torch import Tensor
+
+from flipgrad.affine import AffineMap
+from flipgrad.contract import LayerCall, LocalEstimator, Network, Prior
+from flipgrad.errors import InputError
+from flipgrad.estimators._head import HeadGradient, head_losses
+from flipgrad.guards import once
+from flipgrad.noise import Noise
+from flipgrad.objectives import Objective
+
+InputRule = Literal["auto", "sampled", "mean", "posterior", "rao-blackwell"]
+
+
+class SampleAnalytic(LocalEstimator):
+    """What PSA and ST share; ``flips`` is whether the gradient in a binary input is the discrete one, or the ordinary one."""
+
+    flips: ClassVar[bool]
+
+    def __init__(self, inputs: InputRule, head: HeadGradient, flip_head: bool, tolerance: float, exact: bool) -> None:
+        name = type(self).__name__
+        for option, value, known in (("inputs", inputs, get_args(InputRule)), ("head", head, get_args(HeadGradient))):
+            if value not in known:
+                raise InputError(f"{name}({option}={value!r}): choose {', '.join(map(repr, known))}")
+        if not 0 < tolerance < 1:
+            message = "give a relative error between 0 and 1, e.g. 1e-3, or exact=True"
+            raise InputError(f"{name}(tolerance={tolerance}): {message}")
+        self.inputs: InputRule = inputs
+        self.head_gradient: HeadGradient = head
+        self.flip_head = flip_head
+        self.tolerance = 0.0 if exact else tolerance
+
+    @final
+    def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+        return head_losses(net, last, states, objective, self.head_gradient, flip=self.flip_head)
+
+    @final
+    def states(self, call: LayerCall) -> Tensor:
+        with torch.no_grad():
+            a = call.affine(call.x)
+        sampled = call.sample(a)
+        if not torch.is_grad_enabled():
+            return sampled
+        averaged = share = None
+        prior = self._prior(call)
+        if prior is not None and self.inputs == "mean":
+            with torch.no_grad():
+                averaged = torch.sigmoid(prior.log_odds()).mul_(2).sub_(1)
+            prior = None
+        elif prior is not None:
+            if prior.watch is not None:
+                call.x = prior.watch()
+            averaged, share = self._posterior(call, prior, a, sampled)
+        states: Tensor = _PathStates.apply(  # type: ignore[no-untyped-call]
+            call.x, a, sampled, averaged, share, call.affine, call.noise, self.tolerance, self.flips and call.binary, prior,
+            *call.affine.tensors,
+        )  # fmt: skip
+        return states
+
+    def _prior(self, call: LayerCall) -> Prior | None:
+        """What the layer's binary inputs are averaged by; None where its weights take the sampled states."""
+        if not call.binary or self.inputs == "sampled":
+            return None
+        if self.inputs == "auto":
+            alone = call.prior is not None and call.prior.watch is None and not call.prior.shared
+            return call.prior if alone else None
+        if call.prior is None:
+            raise InputError(
+                f"inputs={self.inputs!r} needs the probabilities with which the input of {type(call.layer).__name__} was "
+                "drawn, but it is not known which layer drew it: keep the states in autograd's graph (no detach, no "
+                "torch.no_grad), or use inputs='sampled'"
+            )
+        return call.prior
+
+    @torch.no_grad()
+    def _posterior(self, call: LayerCall, prior: Prior, a: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The mean of every input unit given the layer's ``states`` and, if needed, the share of the state not sampled."""
+        prior.check_alone()
+        x = call.x.detach()
+        ratio = call.affine.log_ratio(x, a, states, call.noise, self.tolerance)
+        # log q / (1 - q) of the sampled states, from those of +1 before.
+        posterior = torch.addcmul(ratio, x, prior.log_odds(), value=-1).neg_()
+        # Torch computes a sigmoid three times as fast as tanh.
+        mean = torch.sigmoid(posterior).mul_(2).sub_(1).mul_(x)
+        return mean, torch.sigmoid(-posterior) if self.inputs == "rao-blackwell" else None
+
+
+@final
+class _PathStates(torch.autograd.Function):
+    """Sampled states; backward, the gradients of their means by the affine map, at the inputs that are given."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, a: Tensor, states: Tensor, averaged: Tensor | None, share: Tensor | None, affine: AffineMap, noise: Noise,
+        tolerance: float, flips: bool, prior: Prior | None, *tensors: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        return states.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, a, _, averaged, share, ctx.affine, ctx.noise, ctx.tolerance, ctx.flips, ctx.prior, *tensors = inputs
+        ctx.save_for_backward(x, a, averaged, share, *tensors)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, averaged, share, *tensors = ctx.saved_tensors
+        if ctx.prior is not None:
+            # Who else was given the states is known only now.
+            ctx.prior.check_alone()
+        affine = ctx.affine.with_tensors(tensors)
+        needs_x, needs_parameters = ctx.needs_input_grad[0], any(ctx.needs_input_grad[10:])
+        inputs = x if averaged is None else averaged
+        slopes = 2 * ctx.noise.pdf(a) * grad
+        grad_x, grad_weight, *others = affine.gradients(
+            inputs if needs_parameters else None, x if needs_x else None, slopes, flips=ctx.flips
+        )
+        if ctx.flips and needs_x:
+            product = affine.flip_product(x, a, grad, ctx.noise, ctx.tolerance)
+            grad_x = product if grad_x is None else product + grad_x
+        if share is not None and grad_weight is not None:
+            # How the gradient of a weight changes with its own input.
+            grad_weight = grad_weight + affine.slope_product(x, share, a, 2 * grad, ctx.noise, ctx.tolerance)
+        return grad_x, *[None] * 9, grad_weight, *others
