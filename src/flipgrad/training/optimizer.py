@@ -21,17 +21,10 @@ FUSED = ("cpu", "cuda")
 def make_optimizer(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """SGD with Nesterov momentum, or Adam."""
     fused = torch.device(config.device).type in FUSED
+    options: dict[str, Any] = {"lr": config.rate, "weight_decay": config.weight_decay, "fused": fused}
     if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=config.rate, weight_decay=config.weight_decay, fused=fused)
-    nesterov = config.momentum > 0
-    return torch.optim.SGD(
-        parameters,
-        lr=config.rate,
-        momentum=config.momentum,
-        nesterov=nesterov,
-        weight_decay=config.weight_decay,
-        fused=fused,
-    )
+        return torch.optim.Adam(parameters, **options)
+    return torch.optim.SGD(parameters, momentum=config.momentum, nesterov=config.momentum > 0, **options)
 
 
 def scheduled_rate(config: TrainConfig, share: float) -> float:
@@ -45,12 +38,6 @@ def scheduled_rate(config: TrainConfig, share: float) -> float:
     if config.schedule == "step":
         return config.rate / 10.0 ** sum(share >= step for step in STEPS)
     return config.rate
-
-
-def set_rate(optimizer: Optimizer, value: float) -> None:
-    """Use another learning rate from the next update on."""
-    for group in optimizer.param_groups:
-        group["lr"] = value
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
