@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import typer
@@ -15,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from flipgrad import exact, files, plots
-from flipgrad.cli._shared import Work, whole_numbers, working
+from flipgrad.cli._shared import Work, working
 from flipgrad.data import toy
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS, Estimator, Exact
@@ -31,8 +30,7 @@ from flipgrad.user_code import call_user_function, check_runs
 PAPER = "reinforce,arm,concrete:0.1,concrete,tanh,st,psa:sampled"
 
 
-@dataclass(frozen=True)
-class _Subject:
+class _Subject(NamedTuple):
     """What is measured, and what its files are called."""
 
     name: str
@@ -40,6 +38,10 @@ class _Subject:
     net: Sequential
     x: Tensor
     objective: Objective
+
+
+# Makes what is measured, one after the other; what can be wrong with it was found out before.
+_Make = Callable[[Work], Iterable[_Subject]]
 
 
 def gradeval(
@@ -92,7 +94,11 @@ def gradeval(
     except KeyboardInterrupt:
         console.print(f"Interrupted. {len(paths)} finished results are in {folder}")
         raise
-    _draw(folder, paths)
+    for title, path in paths.items():
+        panels = [plots.Panel(path, layer, layer) for layer in plots.layers(path)]
+        plots.rmse(panels, folder / f"{path.stem}-rmse", title=title)
+    first = plots.layers(next(iter(paths.values())))[0]
+    plots.cosine([plots.Panel(path, first, title) for title, path in paths.items()], folder / "cosine")
     written = ", ".join(path.name for path in paths.values())
     console.print(f"Results ({written}) and figures are in {folder}", soft_wrap=True)
 
@@ -109,13 +115,9 @@ def _measure(subject: _Subject, names: list[str], samples: int, work: Work, devi
     return evaluate(net, x, objective, rules, samples, report=report, **options)
 
 
-# Makes what is measured, one after the other; what can be wrong with it was found out before.
-_Make = Callable[[Work], Iterator[_Subject]]
-
-
 def _toy(widths: str, epochs: str, noise: str, seed: int) -> _Make:
     data = toy(seed=seed).train
-    units, wanted = whole_numbers(widths, "--widths", "-"), whole_numbers(epochs, "--epochs", ",")
+    units, wanted = _whole_numbers(widths, "--widths", "-"), _whole_numbers(epochs, "--epochs", ",")
     check_epochs(wanted)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -131,6 +133,13 @@ def _toy(widths: str, epochs: str, noise: str, seed: int) -> _Make:
     return make
 
 
+def _whole_numbers(text: str, what: str, separator: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(separator)]
+    except ValueError:
+        raise InputError(f"{what} {brief(text)}: give whole numbers separated by {separator!r}") from None
+
+
 def _user_subject(model: str) -> _Make:
     made = call_user_function(model)
     if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], Sequential) and isinstance(made[1], Tensor)):
@@ -138,7 +147,7 @@ def _user_subject(model: str) -> _Make:
             f"--model {brief(model)} must return (flipgrad.Sequential, inputs [B, ...], objective), got {brief(made)}"
         )
     check_runs(model, made[0], made[1])
-    return lambda work: iter([_Subject("model", model.partition(":")[2], *made)])
+    return lambda work: [_Subject("model", model.partition(":")[2], *made)]
 
 
 def _truth(name: str) -> Estimator | Literal["auto"]:
@@ -176,11 +185,3 @@ def _print(console: Console, title: str, result: Result) -> None:
             f"standard error is: {errors}",
             soft_wrap=True,
         )
-
-
-def _draw(folder: Path, paths: dict[str, Path]) -> None:
-    for title, path in paths.items():
-        layers = plots.layers(path)
-        plots.rmse([plots.Panel(path, layer, layer) for layer in layers], folder / f"{path.stem}-rmse", title=title)
-    first = plots.layers(next(iter(paths.values())))[0]
-    plots.cosine([plots.Panel(path, first, title) for title, path in paths.items()], folder / "cosine")

@@ -44,12 +44,9 @@ class Evaluation:
 
 def is_record(metrics: Mapping[str, object]) -> bool:
     """Whether the ``metrics`` of an epoch, read from a file, hold what an evaluation, the objective and the split are."""
-    numbers = [metrics.get(field.name) for field in fields(Evaluation) if field.name != "saturated"] + [
-        metrics.get("objective")
-    ]
-    shares = metrics.get("saturated")
-    known = isinstance(shares, dict) and isinstance(metrics.get("split"), str)
-    return known and all(isinstance(number, float | int) for number in numbers)
+    numbers = {"objective", *(field.name for field in fields(Evaluation))} - {"saturated"}
+    known = isinstance(metrics.get("saturated"), dict) and isinstance(metrics.get("split"), str)
+    return known and all(isinstance(metrics.get(name), float | int) for name in numbers)
 
 
 @torch.no_grad()
@@ -94,13 +91,9 @@ def evaluate(
     net.train(was_training)
     everything = total(torch.cat([sums, units.flatten()]))
     sums, (saturated, of) = everything[:6], everything[6:].view_as(units)
-    shares = dict(zip(_names(net), (saturated / of).tolist(), strict=True))
+    shares = {f"layer {k}": share for k, share in enumerate((saturated / of).tolist(), 1)}
     single, ensemble, deterministic, expected, marginal = (sums[:5] / sums[5]).tolist()
     return Evaluation(samples, single, ensemble, deterministic, expected, marginal, shares)
-
-
-def _names(net: Sequential) -> list[str]:
-    return [f"layer {k}" for k in range(1, len(net.binary_layers) + 1)]
 
 
 def _observed(net: Sequential, x: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor, Tensor]:

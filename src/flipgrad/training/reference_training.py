@@ -51,7 +51,7 @@ def reference_training(
         The network after each of the ``epochs``.
     """
     check_epochs(epochs)
-    rule = estimator or REINFORCE()
+    rule, method = estimator or REINFORCE(), bound_losses if bound else mean_losses
     generator = torch.Generator().manual_seed(seed)
     if net is None:
         with torch.random.fork_rng(devices=[]):
@@ -64,9 +64,8 @@ def reference_training(
     for epoch in range(1, max(epochs) + 1):
         for batch in data.batches(BATCH_SIZE, generator=generator):
             optimizer.zero_grad(set_to_none=True)
-            losses = (bound_losses if bound else mean_losses)(
-                net, batch.x, CrossEntropy(batch.y), samples, estimator=rule, generator=generator, index=batch.index
-            )
+            objective = CrossEntropy(batch.y)
+            losses = method(net, batch.x, objective, samples, estimator=rule, generator=generator, index=batch.index)
             losses.mean().backward()
             optimizer.step()
         if epoch in epochs:
