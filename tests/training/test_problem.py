@@ -7,7 +7,7 @@ from torch import nn
 import flipgrad as fg
 from flipgrad import files
 from flipgrad.training import RunFolder, TrainConfig, load_data, load_run, make_net, train
-from flipgrad.training.problem import augmentation
+from flipgrad.training.config import augmentation
 from flipgrad.user_code import call_user_function
 
 OWN = """

@@ -1,10 +1,9 @@
 """Training a stochastic binary network: configuration, the loop, metrics, and what a run leaves behind."""
 
-from flipgrad.training.config import TrainConfig
+from flipgrad.training.config import TrainConfig, load_data, make_net
 from flipgrad.training.loop import automatic_rate, train
 from flipgrad.training.metrics import Evaluation, evaluate
 from flipgrad.training.models import MODELS, cifar_net, digits_net, fully_connected, mnist_net, model
-from flipgrad.training.problem import load_data, make_net
 from flipgrad.training.processes import Processes, connect
 from flipgrad.training.run import (
     Checkpoint,

@@ -16,9 +16,8 @@ from flipgrad.data import DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.estimators.names import is_user_estimator
 from flipgrad.network import Sequential
-from flipgrad.training.config import TrainConfig
+from flipgrad.training.config import TrainConfig, load_data, make_net
 from flipgrad.training.lock import FolderLock
-from flipgrad.training.problem import load_data, make_net
 from flipgrad.training.search import Trial
 from flipgrad.user_code import is_user_function
 
@@ -93,11 +92,11 @@ class RunFolder:
             for name in (*earlier, self.EVALUATION, self.SEARCH, self.CURVE, self.REPORT):
                 files.remove(path / name)
             files.write(path / self.METRICS, b"")
-        except (InputError, StorageError) as error:
+        except BaseException as error:
             self.close()
-            if isinstance(error, InputError):
-                raise
-            raise StorageError(f"{error}; make room, and give the same command again") from None
+            if isinstance(error, StorageError):
+                raise StorageError(f"{error}; make room, and give the same command again") from None
+            raise
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
@@ -132,14 +131,12 @@ class RunFolder:
 
         A file that was taken away begins anew: the weights do not depend on it.
         """
-        path = self.path / self.METRICS
+        path, records = self.path / self.METRICS, []
         fix = "put it back, or move it elsewhere: the run then goes on without the numbers of these epochs"
-        if not path.exists():
-            files.write(path, b"")
-            return []
-        records = files.read_json_lines(path, missing=fix, broken=fix, count=count)
-        if len(records) < count:
-            raise InputError(f"'{path}' does not hold the {count} epochs of the checkpoint; {fix}")
+        if path.exists():
+            records = files.read_json_lines(path, missing=fix, broken=fix, count=count)
+            if len(records) < count:
+                raise InputError(f"'{path}' does not hold the {count} epochs of the checkpoint; {fix}")
         files.write(path, "".join(files.json_line(record) + "\n" for record in records).encode())
         return records
 
@@ -149,8 +146,8 @@ class RunFolder:
 
     def write_trials(self, trials: Sequence[Trial], data: DataSet) -> None:
         """What the search for the learning rate has tried so far on ``data``."""
-        content = {"trials": [trial.as_json() for trial in trials], "data": data.fingerprint}
-        files.write_json(self.path / self.SEARCH, content)
+        stored = [trial.as_json() for trial in trials]
+        files.write_json(self.path / self.SEARCH, {"trials": stored, "data": data.fingerprint})
 
     def save_weights(self, net: torch.nn.Module, data: DataSet) -> None:
         """The state of the network, which was trained on ``data``."""
@@ -199,26 +196,21 @@ def read_config(
         raise InputError(f"'{file}' is not the configuration of a run; give the --output of flipgrad train")
     changes = {name: value for name, value in {"device": device, "data_folder": data_folder}.items() if value is not None}
     config = TrainConfig.from_json({**stored, **changes}, f"'{file}'")
-    for name, given in (("model", model), ("estimator", estimator)):
-        _check_named(config, name, given, file)
+    _check_named(config, "model", model, file)
+    _check_named(config, "estimator", estimator, file)
     return config
 
 
 def _check_named(config: TrainConfig, name: str, given: str | None, file: Path) -> None:
     """Refuse to run code that only a file names, and another network or estimator than the run's own."""
     stored = getattr(config, name)
-    if given == stored:
-        return
     option = f"--{name} {shlex.quote(stored)} (in Python: {name}={stored!r})"
-    if given is not None:
+    if given is None and name in _user_code(config):
+        what = f"function {stored!r} as the network" if name == "model" else f"code {stored!r} as the estimator"
+        fix = f"flipgrad runs no code that only a file names: if you trust it, add {option}"
+        raise InputError(f"'{file}' names your own {what}; {fix}")
+    if given not in (None, stored):
         raise InputError(f"the run's {name} is {stored!r} and not {given!r}; a run keeps its own: give {option}")
-    if name in _user_code(config):
-        what = "your own function" if name == "model" else "your own code"
-        role = "network" if name == "model" else "estimator"
-        raise InputError(
-            f"'{file}' names {what} {stored!r} as the {role}; flipgrad runs no code that only a file names: if you trust it, "
-            f"add {option}"
-        )
 
 
 def _user_code(config: TrainConfig) -> dict[str, str]:
@@ -251,9 +243,7 @@ def read_trials(path: Path, data: DataSet) -> list[Trial]:
 def read_weights(path: Path, config: TrainConfig | None = None) -> tuple[dict[str, Tensor], str]:
     """The weights of the last whole epoch in the folder ``path``, and the fingerprint of the data they were trained on.
 
-    Args:
-        path: the folder.
-        config: of the run, for the advice.
+    ``config`` is that of the run, for the advice.
     """
     fix = f"{resume_command(path, config)} writes it again"
     tensors, facts = files.read_tensors(path / RunFolder.WEIGHTS, WEIGHTS_FORMAT, missing=fix, broken=fix)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from enum import IntEnum, unique
+from enum import IntEnum
 from typing import Any, final
 
 import numpy as np
@@ -19,10 +19,9 @@ from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
 from flipgrad.network import Sequential, parameters_by_layer
 from flipgrad.objectives import CrossEntropy
-from flipgrad.training.config import TrainConfig
+from flipgrad.training.config import TrainConfig, augmentation
 from flipgrad.training.metrics import Evaluation, evaluate
 from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate
-from flipgrad.training.problem import augmentation
 from flipgrad.training.processes import Processes
 from flipgrad.training.run import Checkpoint
 
@@ -32,8 +31,6 @@ INITIAL_BATCH = 256
 CHECK_EVERY_ON_GPU = 50
 # What is minimised, by name: losses [B] of a batch from some draws.
 LOSSES: dict[str, Callable[..., Tensor]] = {"expected": mean_losses, "bound": bound_losses}
-# The name of what is not the network's among the layers.
-ESTIMATOR = "estimator"
 # The mean loss of an epoch, per example, above which training has gone astray: to guess among K classes costs log K.
 EXPLODED_LOSS = 1e4
 
@@ -42,17 +39,8 @@ class DivergenceError(RuntimeError):
     """A gradient, a weight or the loss is no longer a number, or the loss has exploded; what was saved before is kept."""
 
 
-@unique
-class Stream(IntEnum):
-    """What random numbers are for: every purpose has a stream of its own, independent of the others."""
-
-    START = 0
-    ORDER = 1
-    NOISE = 2
-    AUGMENT = 3
-    EVALUATE = 4
-    MODULES = 5
-    EVALUATE_TRAINING = 6
+# What random numbers are for: every purpose has a stream of its own, independent of the others. The order never changes.
+Stream = IntEnum("Stream", "START ORDER NOISE AUGMENT EVALUATE MODULES EVALUATE_TRAINING", start=0)
 
 
 def stream_seed(seed: int, stream: Stream, *numbers: int) -> int:
@@ -99,7 +87,7 @@ class Trainer:
         self._layers = {name: list(group.values()) for name, group in parameters_by_layer(net).items()}
         own = [parameter for parameter in self._learned.parameters() if parameter.requires_grad]
         if own:
-            self._layers[ESTIMATOR] = own
+            self._layers["estimator"] = own
         self._optimizer = make_optimizer(config, [*net.parameters(), *self._learned.parameters()])
         self._model = self._processes.wrap(net)
         rank = self._processes.rank
@@ -254,11 +242,7 @@ class Trainer:
         return Checkpoint(tensors, facts)
 
     def restore(self, checkpoint: Checkpoint, where: str = "the checkpoint") -> None:
-        """Go back to a :meth:`state`.
-
-        Args:
-            checkpoint: the state.
-            where: the file it comes from, for errors.
+        """Go back to a :meth:`state`; errors say ``where`` it comes from.
 
         Raises:
             InputError: if it is of another run, of other data, or of another number of processes.
