@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from flipgrad.training import Evaluation
 
@@ -70,9 +70,8 @@ def working(console: Console, *, patient: bool = False) -> Iterator[Work]:
 def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
     """Accuracies and losses on some sets of images, of the same number of samples."""
     samples = next(iter(evaluations.values())).samples
-    table = Table(caption="Cross-entropy: expected with 1 sample, marginal with more")
-    for column in ("", "", "1 sample", f"{samples} samples", "deterministic"):
-        table.add_column(column, justify="right" if column else "left")
+    columns = [Column(name, justify="right") for name in ("1 sample", f"{samples} samples", "deterministic")]
+    table = Table("", "", *columns, caption="Cross-entropy: expected with 1 sample, marginal with more")
     for name, numbers in evaluations.items():
         accuracies = (numbers.accuracy_1, numbers.accuracy_n, numbers.accuracy_deterministic)
         table.add_row(name, "accuracy", *(f"{accuracy:.2%}" for accuracy in accuracies))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 
 from flipgrad import exact, files, plots
@@ -56,8 +56,7 @@ def gradeval(
     noise: Annotated[str, typer.Option(help="Noise of the units: logistic, normal, laplace, uniform.")] = "logistic",
     epochs: Annotated[str, typer.Option(help="Epochs of the reference training to look at; 0 is before it.")] = "1,100,2000",
     model: Annotated[
-        str | None,
-        typer.Option(help="Your own: package.module:function that returns (network, inputs, objective)."),
+        str | None, typer.Option(help="Your own: package.module:function that returns (network, inputs, objective).")
     ] = None,
     reference: Annotated[
         str, typer.Option(help="The truth: exact, the name of an unbiased estimator, or auto (exact if possible).")
@@ -166,10 +165,8 @@ def _print(console: Console, title: str, result: Result) -> None:
         "cosine of 1 draw": lambda layer: f"{layer.cosine_mean[0]:.3f}",
     }
     for what, cell in tables.items():
-        table = Table(title=f"{title}: {what}")
-        table.add_column("estimator", no_wrap=True)
-        for reference in result.reference.layers:
-            table.add_column(reference.name, justify="right", no_wrap=True)
+        columns = [Column(layer.name, justify="right", no_wrap=True) for layer in result.reference.layers]
+        table = Table(Column("estimator", no_wrap=True), *columns, title=f"{title}: {what}")
         for name, measured in result.estimators.items():
             table.add_row(name, *(cell(layer) for layer in measured.layers))
         console.print(table)
@@ -180,8 +177,5 @@ def _print(console: Console, title: str, result: Result) -> None:
     console.print(f"Draws per second: {rates}", soft_wrap=True)
     if result.reference.kind == "draws":
         errors = ", ".join(f"{layer.name} {layer.error:.1%}" for layer in result.reference.layers)
-        console.print(
-            f"Compared with the mean of {result.reference.draws:,} draws of {result.reference.estimator}, whose own relative "
-            f"standard error is: {errors}",
-            soft_wrap=True,
-        )
+        draws = f"{result.reference.draws:,} draws of {result.reference.estimator}"
+        console.print(f"Compared with the mean of {draws}, whose own relative standard error is: {errors}", soft_wrap=True)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -32,6 +33,8 @@ WITH_RESUME = ("resume", "epochs", "checkpoint_minutes", "tensorboard", "data_fo
 # Options whose type and default are not those of the configuration's field: a rate may be "auto", and threads are counted.
 OTHERWISE: dict[str, tuple[Any, Any]] = {"lr": (str, str(TrainConfig.lr)), "threads": (int | None, None)}
 
+_stored = partial(typer.Option, rich_help_panel=STORED)
+
 
 def _with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for every field of the configuration, in place of its ``**options``."""
@@ -50,28 +53,18 @@ def _with_config_options(command: Callable[..., None]) -> Callable[..., None]:
 def train(
     ctx: typer.Context,
     *,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder of the run (default: runs/DATA-ESTIMATOR).", rich_help_panel=STORED)
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier run in that folder.", rich_help_panel=STORED)
-    ] = False,
+    output: Annotated[Path | None, _stored(help="Folder of the run (default: runs/DATA-ESTIMATOR).")] = None,
+    overwrite: Annotated[bool, _stored("--overwrite", help="Replace an earlier run in that folder.")] = False,
     resume: Annotated[
         Path | None,
-        typer.Option(
+        _stored(
             help="Go on with the run in this folder, to the bit as if it had not stopped; --epochs makes it longer, --model "
-            "and --estimator repeat code of your own, --data-folder tells where the files were moved.",
-            rich_help_panel=STORED,
+            "and --estimator repeat code of your own, --data-folder tells where the files were moved."
         ),
     ] = None,
-    checkpoint_minutes: Annotated[
-        float, typer.Option(help="Time between checkpoints within an epoch.", rich_help_panel=STORED)
-    ] = 5.0,
+    checkpoint_minutes: Annotated[float, _stored(help="Time between checkpoints within an epoch.")] = 5.0,
     tensorboard: Annotated[
-        bool,
-        typer.Option(
-            "--tensorboard", help="Write for TensorBoard, too: pip install 'flipgrad\\[tensorboard]'.", rich_help_panel=STORED
-        ),
+        bool, _stored("--tensorboard", help="Write for TensorBoard, too: pip install 'flipgrad\\[tensorboard]'.")
     ] = False,
     **options: Any,
 ) -> None:
@@ -217,10 +210,8 @@ def _rate(text: str) -> float | str:
 
 def _default_threads(data: str) -> int:
     """One for a small data set, where more only cost; else this process' share of the cores."""
-    source = SOURCES.get(data)
-    if source is None or not source.needs_folder:
-        return 1
-    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    large = data in SOURCES and SOURCES[data].needs_folder
+    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) if large else 1
 
 
 def _headline(record: Mapping[str, Any]) -> str:
