@@ -79,8 +79,7 @@ def fully_connected(
         inputs: numbers per example, [B, inputs].
         widths: units of every binary layer.
         classes: outputs of the head.
-        noise: of all units; logistic by default.
-        norm: before every sign, as for :func:`digits_net`.
+        noise, norm: as for :func:`digits_net`.
 
     >>> fully_connected(2, [5, 5, 5], 2).head
     Linear(in_features=5, out_features=2, bias=True)
@@ -102,9 +101,7 @@ def model(name: str, data: DataSet, width: float = 1.0, *, norm: NormName = "non
     Args:
         name: one of ``MODELS``, or the units of every layer of a fully connected net, such as "200-200-200-200".
         data: what it is to be trained on.
-        width: the factor on the numbers of channels or units.
-        norm: before every sign, as for :func:`digits_net`.
-        noise: of all units; logistic by default.
+        width, norm, noise: as for :func:`digits_net`; the width is a factor on units, too.
 
     Raises:
         InputError: if there is no such network, or it is not for such images.
