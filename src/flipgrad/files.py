@@ -35,12 +35,7 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: a kill, a crash of the machine or a full disk leaves the old one or the new one.
-
-    Raises:
-        StorageError: if that cannot be done.
-        InputError: if it is a folder.
-    """
+    """Write a file whole or not at all: a kill, a crash of the machine or a full disk leaves the old one or the new one."""
     temporary = path.with_name(f".{path.name}.part")
     try:
         # Made anew: what an earlier attempt left there, or a link to another file, is not written to.
@@ -62,18 +57,14 @@ def _write_through(file: IO[bytes], content: bytes) -> None:
 
 
 def _failed(path: Path, error: OSError) -> StorageError | InputError:
+    """What to raise where a file cannot be written, appended to or removed."""
     if path.is_dir():
         return InputError(f"cannot write '{path}': it is a folder; remove it")
     return StorageError(f"cannot write '{path}': {error.strerror or error}; what was stored before is kept")
 
 
 def remove(path: Path) -> None:
-    """Remove a file that may not be there.
-
-    Raises:
-        StorageError: if that cannot be done.
-        InputError: if it is a folder.
-    """
+    """Remove a file that may not be there."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -86,11 +77,7 @@ def write_json(path: Path, value: Mapping[str, object], *, indent: int | None = 
 
 
 def append_json(path: Path, value: Mapping[str, object]) -> None:
-    """Add ``value`` with its checksum as one line to a file of such lines.
-
-    Raises:
-        StorageError: if that cannot be done; a part of the line may be left at the end of the file.
-    """
+    """Add ``value`` with its checksum as one line to a file of such lines; a failure may leave the beginning of the line."""
     try:
         with open(path, "ab", opener=lambda name, flags: os.open(name, flags | NO_LINK, 0o666)) as file:
             _write_through(file, json_line(value).encode() + b"\n")
@@ -236,11 +223,7 @@ def tensors_checksum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def new_folder(path: Path, *, overwrite: bool = False) -> Path:
-    """Make a folder for results, which may hold files of an earlier run only if these are to be overwritten.
-
-    Raises:
-        InputError: if it holds something already, or cannot be written.
-    """
+    """Make a folder for results; refuse one that cannot be written, or that holds something not to be overwritten."""
     try:
         if path.exists() and not path.is_dir():
             raise InputError(f"output '{path}' is a file; give a folder")

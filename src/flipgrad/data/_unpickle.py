@@ -61,8 +61,7 @@ class ArrayUnpickler(pickle.Unpickler):
 def unpickle(content: bytes, where: str) -> dict[Any, Any]:
     """The dictionary of a pickle, in which strings of Python 2 are bytes and arrays are :class:`Pickled`.
 
-    Raises:
-        InputError: if it is damaged, is no dictionary, or names a function or class; it begins with ``where``.
+    Errors, as where it names a function or class, begin with ``where``.
     """
     try:
         value = ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()

@@ -43,19 +43,14 @@ def scheduled_rate(config: TrainConfig, share: float) -> float:
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     """The state of every parameter by the parameter's number and the state's name, such as "0.momentum_buffer"."""
     state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
-    return {
-        f"{number}.{name}": value
-        for number, values in state.items()
-        for name, value in values.items()
-        if isinstance(value, Tensor)
-    }
+    named = {f"{number}.{name}": value for number, values in state.items() for name, value in values.items()}
+    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     """Give an optimizer the state that :func:`optimizer_tensors` gave.
 
-    Raises:
-        ValueError: if a tensor belongs to no parameter, or is not like its own: a fused step reads it by address.
+    A tensor that belongs to no parameter, or is not like its own, is a ValueError: a fused step reads it by address.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
