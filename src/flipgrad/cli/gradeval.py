@@ -17,7 +17,7 @@ from flipgrad import exact, files, plots
 from flipgrad.cli._shared import Work, working
 from flipgrad.data import toy
 from flipgrad.errors import InputError
-from flipgrad.estimators import ESTIMATORS, Estimator, Exact
+from flipgrad.estimators import ESTIMATORS, Estimator
 from flipgrad.gradeval import REFERENCE_FACTOR, Accuracy, Result, by_name, check_options, evaluate
 from flipgrad.network import Sequential
 from flipgrad.noise import noise_by_name
@@ -154,7 +154,7 @@ def _truth(name: str) -> Estimator | Literal["auto"]:
         return "auto"
     if name not in ESTIMATORS:
         raise InputError(f"--reference {name!r}: give auto, exact, or an unbiased estimator such as disarm")
-    return Exact() if name == "exact" else ESTIMATORS[name]()
+    return ESTIMATORS[name]()
 
 
 def _print(console: Console, title: str, result: Result) -> None:

@@ -67,7 +67,6 @@ class Trainer:
         processes: those that train together.
 
     Attributes:
-        data: the examples.
         epoch: how many whole epochs are done.
         updates_done: how many updates of the current one.
     """
@@ -338,10 +337,8 @@ class Trainer:
         raise self._divergence(f"the gradient of {broken[-1]}" if broken else "the loss")
 
     def _divergence(self, what: str, fault: str = " is no longer finite") -> DivergenceError:
-        return DivergenceError(
-            f"{what}{fault} in epoch {self.epoch + 1}, update {self.updates_done}; lower the rate, e.g. --lr "
-            f"{self.config.rate / 3:.2g}"
-        )
+        place = f"in epoch {self.epoch + 1}, update {self.updates_done}"
+        return DivergenceError(f"{what}{fault} {place}; lower the rate, e.g. --lr {self.config.rate / 3:.2g}")
 
     def _random_sources(self) -> dict[str, Generator]:
         """All generators that updates draw from, torch's own ones, too."""
