@@ -35,19 +35,13 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: a kill, a crash of the machine or a full disk leaves the old one or the new one.
-
-    Raises:
-        StorageError: if that cannot be done.
-        InputError: if it is a folder.
-    """
+    """Write a file whole or not at all: a kill, a crash of the machine or a full disk leaves the old one or the new one."""
     temporary = path.with_name(f".{path.name}.part")
     try:
         # Made anew: what an earlier attempt left there, or a link to another file, is not written to.
         temporary.unlink(missing_ok=True)
         with temporary.open("xb") as file:
-            file.write(content)
-            _reach_the_disk(file)
+            _write_through(file, content)
         os.replace(temporary, path)
     except OSError as error:
         with suppress(OSError):
@@ -55,24 +49,22 @@ def write(path: Path, content: bytes) -> None:
         raise _failed(path, error) from error
 
 
-def _reach_the_disk(file: IO[bytes]) -> None:
+def _write_through(file: IO[bytes], content: bytes) -> None:
+    """Write, and wait until it has reached the disk."""
+    file.write(content)
     file.flush()
     os.fsync(file.fileno())
 
 
 def _failed(path: Path, error: OSError) -> StorageError | InputError:
+    """What to raise where a file cannot be written, appended to or removed."""
     if path.is_dir():
         return InputError(f"cannot write '{path}': it is a folder; remove it")
     return StorageError(f"cannot write '{path}': {error.strerror or error}; what was stored before is kept")
 
 
 def remove(path: Path) -> None:
-    """Remove a file that may not be there.
-
-    Raises:
-        StorageError: if that cannot be done.
-        InputError: if it is a folder.
-    """
+    """Remove a file that may not be there."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -85,15 +77,10 @@ def write_json(path: Path, value: Mapping[str, object], *, indent: int | None = 
 
 
 def append_json(path: Path, value: Mapping[str, object]) -> None:
-    """Add ``value`` with its checksum as one line to a file of such lines.
-
-    Raises:
-        StorageError: if that cannot be done; a part of the line may be left at the end of the file.
-    """
+    """Add ``value`` with its checksum as one line to a file of such lines; a failure may leave the beginning of the line."""
     try:
         with open(path, "ab", opener=lambda name, flags: os.open(name, flags | NO_LINK, 0o666)) as file:
-            file.write(json_line(value).encode() + b"\n")
-            _reach_the_disk(file)
+            _write_through(file, json_line(value).encode() + b"\n")
     except OSError as error:
         raise _failed(path, error) from error
 
@@ -114,46 +101,23 @@ def with_checksum(value: Mapping[str, object]) -> dict[str, object]:
 
 
 def read_json(path: Path, *, missing: str, broken: str, most: int = LARGEST_JSON) -> dict[str, Any]:
-    """What :func:`write_json` wrote.
-
-    Args:
-        path: the file.
-        missing: the advice where it is not there or cannot be read.
-        broken: the advice where it is damaged, or was edited.
-        most: bytes that it may have.
+    """What :func:`write_json` wrote into a file of at ``most`` so many bytes.
 
     Raises:
-        InputError: if it is not there, is no JSON, or its checksum is wrong or missing; it ends with the advice.
+        InputError: with the advice ``missing`` if it cannot be read, and ``broken`` if it is no JSON of ours, or was changed.
     """
-    content = _read(path, missing, broken, most)
-    try:
-        return parse_json(content)
-    except InputError as error:
-        raise InputError(f"'{path}' {error}; {broken}") from None
+    return _parsed(_read(path, missing, broken, most), f"'{path}'", broken)
 
 
 def read_json_lines(path: Path, *, missing: str, broken: str, count: int | None = None) -> list[dict[str, Any]]:
-    """What :func:`append_json` wrote; the beginning of a line at the end, which a kill in its writing left, does not count.
+    """The first ``count`` lines (by default all) that :func:`append_json` wrote, as :func:`read_json` reads files.
 
-    Args:
-        path: the file.
-        missing: the advice where it is not there or cannot be read.
-        broken: the advice where a line is damaged, or was edited.
-        count: how many lines to read; by default all.
-
-    Raises:
-        InputError: if it is not there, or a line is not as it was written; it ends with the advice.
+    The beginning of a line at the end, which a kill in its writing left, does not count.
     """
-    records = []
     *lines, last = _read(path, missing, broken, LARGEST_JSON).split(b"\n")
     if not _is_beginning(last):
         lines.append(last)
-    for number, line in enumerate(lines[:count], 1):
-        try:
-            records.append(parse_json(line))
-        except InputError as error:
-            raise InputError(f"'{path}', line {number}: {error}; {broken}") from None
-    return records
+    return [_parsed(line, f"'{path}', line {number}:", broken) for number, line in enumerate(lines[:count], 1)]
 
 
 def _is_beginning(line: bytes) -> bool:
@@ -167,27 +131,22 @@ def _is_beginning(line: bytes) -> bool:
     return False
 
 
-def parse_json(content: bytes) -> dict[str, Any]:
-    """The object that JSON with a checksum holds, without the checksum.
-
-    Raises:
-        InputError: if it is no such JSON; the message goes on from the name of the file.
-    """
+def _parsed(content: bytes, where: str, broken: str) -> dict[str, Any]:
+    """The object that JSON with a checksum holds, without the checksum; an error begins with ``where`` it is."""
     try:
         value = json.loads(content.decode())
-        if not isinstance(value, dict):
-            raise InputError("is no file of flipgrad: it must hold fields by name")
-        checksum = value.pop(CHECKSUM, None)
-        if checksum is None:
-            raise InputError("has no checksum: it was written by hand, or by an older version")
-        if checksum != _json_checksum(value):
-            raise InputError("was edited or damaged: its checksum is wrong")
-    except InputError:
-        raise
+        checksum = value.pop(CHECKSUM, None) if isinstance(value, dict) else None
+        actual = _json_checksum(value)
     except RecursionError:
-        raise InputError("is not JSON of ours: it is nested too deeply") from None
+        raise InputError(f"{where} is not JSON of ours: it is nested too deeply; {broken}") from None
     except ValueError as error:
-        raise InputError(f"is not JSON ({error})") from None
+        raise InputError(f"{where} is not JSON ({error}); {broken}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{where} is no file of flipgrad: it must hold fields by name; {broken}")
+    if checksum is None:
+        raise InputError(f"{where} has no checksum: it was written by hand, or by an older version; {broken}")
+    if checksum != actual:
+        raise InputError(f"{where} was edited or damaged: its checksum is wrong; {broken}")
     return value
 
 
@@ -217,10 +176,7 @@ def _check_ordinary(path: Path, broken: str) -> None:
 def tensors_to_bytes(kind: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> bytes:
     """Tensors by name, and facts about them, as a safetensors file with a checksum; nothing in it could run.
 
-    Args:
-        kind: of the file, with the version of its meaning: what :func:`read_tensors` is to ask for.
-        tensors: by name.
-        facts: what JSON can hold.
+    ``kind`` is that of the file, with the version of its meaning: what :func:`read_tensors` is to ask for.
     """
     # Copies, as a file must not hold the same memory twice.
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -232,14 +188,8 @@ def tensors_to_bytes(kind: str, tensors: Mapping[str, Tensor], facts: Mapping[st
 def read_tensors(path: Path, kind: str, *, missing: str, broken: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and facts of a file of :func:`tensors_to_bytes`.
 
-    Args:
-        path: the file.
-        kind: what it must be.
-        missing: the advice where it is not there.
-        broken: the advice where it is damaged, or something else.
-
     Raises:
-        InputError: if it is not there, truncated, damaged or something else; it ends with the advice.
+        InputError: with the advice ``missing`` if it is not there, and ``broken`` if it is damaged or of another ``kind``.
     """
     try:
         _check_ordinary(path, broken)
@@ -251,7 +201,7 @@ def read_tensors(path: Path, kind: str, *, missing: str, broken: str) -> tuple[d
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"'{path}' is truncated or damaged ({error}); {broken}") from None
     try:
-        header = parse_json(metadata.get(HEADER, "{}").encode())
+        header = _parsed(metadata.get(HEADER, "{}").encode(), "", "")
     except InputError:
         header = {}
     if header.get("kind") != kind:
@@ -273,15 +223,7 @@ def tensors_checksum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def new_folder(path: Path, *, overwrite: bool = False) -> Path:
-    """Make a folder for results.
-
-    Args:
-        path: where to make it.
-        overwrite: whether files of an earlier run there may be replaced.
-
-    Raises:
-        InputError: if it holds something already, or cannot be written.
-    """
+    """Make a folder for results; refuse one that cannot be written, or that holds something not to be overwritten."""
     try:
         if path.exists() and not path.is_dir():
             raise InputError(f"output '{path}' is a file; give a folder")
@@ -300,8 +242,7 @@ def new_folder(path: Path, *, overwrite: bool = False) -> Path:
 
 def provenance() -> dict[str, object]:
     """The command, the versions and the machine behind a result."""
-    versions = {name: version(name) for name in ("flipgrad", "torch", "numpy")}
-    versions["python"] = platform.python_version()
-    machine = {"system": platform.system(), "processor": platform.machine(), "threads": torch.get_num_threads()}
-    machine["cores"] = cores()
+    versions = {name: version(name) for name in ("flipgrad", "torch", "numpy")} | {"python": platform.python_version()}
+    threads = {"threads": torch.get_num_threads(), "cores": cores()}
+    machine = {"system": platform.system(), "processor": platform.machine(), **threads}
     return {"command": sys.argv[1:], "versions": versions, "machine": machine}

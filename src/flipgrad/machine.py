@@ -35,13 +35,8 @@ def fastest(
 ) -> dict[str, float]:
     """Seconds of the fastest of ``repeats`` runs of each work, after one that does not count.
 
-    The works take turns, in the order of their names, so that a busy machine slows all of them down alike.
-
-    Args:
-        works: what is timed, by name.
-        repeats: runs that count.
-        clock: ``time.process_time`` counts the time of this process alone, whatever else the machine does.
-        done: told the name of each work that was run.
+    The works take turns, in the order of their names, so that a busy machine slows all of them down alike. With the ``clock``
+    ``time.process_time`` the time of this process alone counts. ``done`` is told the name of each work that was run.
     """
     best = dict.fromkeys(works, float("inf"))
     for repeat in range(repeats + 1):

@@ -6,7 +6,7 @@ import copy
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from reprlib import repr as brief
 from typing import Any
@@ -22,51 +22,38 @@ def is_user_function(name: str) -> bool:
     return ":" in name
 
 
-def user_function(name: str, option: str = "--model") -> Callable[..., Any]:
-    """The function that ``name``, given for an ``option``, names; its module is imported, also from the working directory.
-
-    So a name must come from the user: never from a file, unless the user has named it, too.
-
-    >>> user_function("math:sqrt")(4)
-    2.0
-    """
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute) or module.startswith("."):
-        raise InputError(f"{option} {brief(name)}: give package.module:function")
-    # As python -m does: modules of the working directory are found.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    with _errors_in_one_line(f"{option} {brief(name)}", module):
-        function = getattr(importlib.import_module(module), attribute)
-    if not callable(function):
-        raise InputError(f"{option} {brief(name)} is a {type(function).__name__}, expected a function")
-    return function  # type: ignore[no-any-return]
-
-
 def call_user_function(name: str, *arguments: object, option: str = "--model") -> Any:
     """What the function that ``name``, given for an ``option``, names returns for ``arguments``.
+
+    Its module is imported, also from the working directory. So a name must come from the user: never from a file, unless the
+    user has named it, too.
 
     Raises:
         InputError: if it cannot be imported, or raises: with its error in one line, and where that was raised.
 
+    >>> call_user_function("math:sqrt", 4)
+    2.0
     >>> call_user_function("math:sqrt", "four")
     Traceback (most recent call last):
     flipgrad.errors.InputError: --model 'math:sqrt': TypeError: must be real number, not str
     """
-    function = user_function(name, option)
-    with _errors_in_one_line(f"{option} {brief(name)}", name.partition(":")[0]):
+    what = f"{option} {brief(name)}"
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute) or module.startswith("."):
+        raise InputError(f"{what}: give package.module:function")
+    # As python -m does: modules of the working directory are found.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    with _errors_in_one_line(what, module):
+        function = getattr(importlib.import_module(module), attribute)
+    if not callable(function):
+        raise InputError(f"{what} is a {type(function).__name__}, expected a function")
+    with _errors_in_one_line(what, module):
         return function(*arguments)
 
 
 def check_runs(name: str, net: nn.Module, x: Tensor, outputs: int | None = None) -> None:
-    """Refuse a user's network that cannot be evaluated on inputs ``x`` [B, ...]; it is not changed.
-
-    Args:
-        name: of the function that made it.
-        net: the network.
-        x: some inputs.
-        outputs: how many it must have for each of them; by default any number.
-    """
+    """Refuse the network of a user's function ``name`` that fails on inputs ``x`` [B, ...], or has other than ``outputs``."""
     what = f"--model {brief(name)} returned a network that fails on inputs {list(x.shape)}"
     with _errors_in_one_line(what, name.partition(":")[0]), torch.no_grad():
         result = copy.deepcopy(net).eval()(x)

@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pytest
 
-from flipgrad.data._unpickle import PickledArray, unpickle
+from flipgrad.data._unpickle import Pickled, unpickle
 from flipgrad.errors import InputError
 
 
@@ -44,7 +44,7 @@ def test_a_pickle_of_python_2():
 @pytest.mark.parametrize("array", [np.zeros((2, 3), np.int8), np.zeros((3, 2), np.uint8), np.zeros((2, 3), object)])
 def test_other_arrays_are_not_taken(array):
     value = unpickle(pickle.dumps({b"data": array}, 2), "x")[b"data"]
-    assert isinstance(value, PickledArray)
+    assert isinstance(value, Pickled)
     assert value.bytes_of_shape((2, 3)) is None
 
 

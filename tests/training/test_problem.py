@@ -7,8 +7,8 @@ from torch import nn
 import flipgrad as fg
 from flipgrad import files
 from flipgrad.training import RunFolder, TrainConfig, load_data, load_run, make_net, train
-from flipgrad.training.problem import augmentation
-from flipgrad.user_code import user_function
+from flipgrad.training.config import augmentation
+from flipgrad.user_code import call_user_function
 
 OWN = """
 import flipgrad as fg
@@ -93,7 +93,7 @@ def test_a_persons_own_network():
         with pytest.raises(fg.InputError, match=message):
             make_net(TrainConfig(model=model), data)
     with pytest.raises(fg.InputError, match=r"give package.module:function"):
-        user_function("math")
+        call_user_function("math")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from torch import nn
 import flipgrad as fg
 from flipgrad.estimators import ESTIMATORS, Baseline
 from flipgrad.training import Processes, Trainer
-from flipgrad.training.estimator_state import EstimatorState
 from flipgrad.training.processes import connect
 
 HERE = Path(__file__).parent
@@ -106,10 +105,10 @@ def test_an_estimator_whose_state_cannot_be_shared_is_refused():
             self.last = losses
 
     strange = fg.REINFORCE(Strange())
-    EstimatorState(strange, Processes())
+    Processes().check_shareable(strange)
     with pytest.raises(fg.InputError, match="REINFORCE keeps a state in Strange that many processes cannot share"):
-        EstimatorState(strange, Processes("cpu", 0, 2))
-    EstimatorState(fg.REINFORCE(fg.LearnedBaseline(nn.Linear(2, 1))), Processes("cpu", 0, 2))
+        Processes("cpu", 0, 2).check_shareable(strange)
+    Processes("cpu", 0, 2).check_shareable(fg.REINFORCE(fg.LearnedBaseline(nn.Linear(2, 1))))
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "meta"])

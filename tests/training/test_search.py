@@ -11,7 +11,7 @@ import torch
 import flipgrad as fg
 from flipgrad.data import toy
 from flipgrad.training.models import fully_connected
-from flipgrad.training.search import RunningMean, Trial, search_rate
+from flipgrad.training.search import Trial, running_mean, search_rate
 
 # Ten evaluations of a golden-section search leave 0.618^9 of the 6 decades; Brent's method is seldom worse.
 GOLDEN = 6 * (math.sqrt(5) / 2 - 0.5) ** 9
@@ -161,28 +161,22 @@ def test_too_few_trials_are_refused():
 
 def test_the_running_mean_is_the_exponentially_weighted_average():
     values = [3.0, -1.0, 4.0, 1.5, 9.0]
-    mean = RunningMean(window=4)
-    for value in values:
-        mean.add(value)
     weights = [0.75**k for k in range(4, -1, -1)]
-    assert mean.value == pytest.approx(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
+    mean = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+    assert running_mean(values, window=4) == pytest.approx(mean)
 
 
 def test_the_running_mean_starts_without_a_value_and_forgets():
-    mean = RunningMean(window=1)
-    assert math.isnan(mean.value)
-    mean.add(5.0)
-    assert mean.value == 5.0
-    mean.add(2.0)
-    assert mean.value == 2.0
-    mean.add(math.inf)
-    assert mean.value == math.inf
+    assert math.isnan(running_mean([], window=1))
+    assert running_mean([5.0], window=1) == 5.0
+    assert running_mean([5.0, 2.0], window=1) == 2.0
+    assert running_mean([5.0, 2.0, math.inf], window=1) == math.inf
 
 
 @pytest.mark.parametrize("window", [0, 0.5, math.inf, math.nan])
 def test_a_bad_window_is_refused(window):
     with pytest.raises(fg.InputError, match="give the number of values to remember, at least 1"):
-        RunningMean(window=window)
+        running_mean([1.0], window=window)
 
 
 def trial_on_toy(rate):
@@ -193,15 +187,15 @@ def trial_on_toy(rate):
     net.initialize(data.x, moments=True)
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9, nesterov=True, fused=True)
-    mean = RunningMean(window=12)
+    losses = []
     for _ in range(5):
         for batch in data.batches(50, generator=generator):
             loss = net(batch.x, fg.CrossEntropy(batch.y), estimator=fg.PSA(), generator=generator).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            mean.add(loss.item())
-    return mean.value
+            losses.append(loss.item())
+    return running_mean(losses, window=12)
 
 
 def test_finds_a_rate_that_trains():

@@ -63,7 +63,7 @@ def disagreement(estimator: str, many: Processes) -> float:
     trainer = Trainer(config(estimator=estimator, batch_size=7), small_net(), blobs(), many)
     for _ in range(trainer.updates):
         trainer.update()
-    state = [*trainer.net.state_dict().values(), *trainer._estimator_state.module.state_dict().values()]
+    state = [*trainer.net.state_dict().values(), *trainer._learned.state_dict().values()]
     flat = torch.cat([value.double().flatten() for value in state])
     first, second = many.gather(flat)
     return float((first - second).abs().max())

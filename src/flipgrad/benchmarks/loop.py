@@ -14,10 +14,9 @@ from flipgrad.estimators.names import for_training
 from flipgrad.machine import fastest
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
-from flipgrad.training.config import TrainConfig
+from flipgrad.training.config import TrainConfig, augmentation, load_data, make_net
 from flipgrad.training.loop import isolated
 from flipgrad.training.optimizer import make_optimizer
-from flipgrad.training.problem import augmentation, load_data, make_net
 from flipgrad.training.trainer import Trainer
 
 # Updates timed at once, and how often.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from typer.exceptions import TyperException
 
 import flipgrad
@@ -38,38 +37,38 @@ for command in (train, evaluate, gradeval, reproduce, estimators, bench):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 bad input (one line, no traceback), 130 interrupted (by typer)."""
-    _never_fail_to_print()
+    for stream in (sys.stdout, sys.stderr):
+        # A letter that the terminal's encoding lacks becomes a question mark: it must not end a command whose work is done.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
-        code = app(list(arguments) if arguments is not None else None, prog_name="flipgrad", standalone_mode=False)
-    except (TyperException, InputError) as error:
-        message = error.format_message() if isinstance(error, TyperException) else str(error)
-        _complain(message)
-        code = BAD_INPUT
+        sys.exit(app(list(arguments) if arguments is not None else None, prog_name="flipgrad", standalone_mode=False) or DONE)
+    except TyperException as error:
+        _complain(error.format_message(), BAD_INPUT)
+    except InputError as error:
+        _complain(str(error), BAD_INPUT)
     except (DivergenceError, StorageError, CellError) as error:
-        _complain(str(error))
-        code = FAILED
+        _complain(str(error), FAILED)
     except OSError as error:
         # Of what the commands themselves write they say more; this is for instance a log on a full disk.
-        _complain(f"cannot read or write: {error}")
-        code = FAILED
+        _complain(f"cannot read or write: {error}", FAILED)
     except (MemoryError, RuntimeError) as error:
         if not memory.ran_out(error):
             raise
-        _complain("there is not enough memory for this: make the network, the batch, the images or the number of draws smaller")
-        code = FAILED
-    sys.exit(code or DONE)
+        fix = "make the network, the batch, the images or the number of draws smaller"
+        _complain(f"there is not enough memory for this: {fix}", FAILED)
 
 
-def _never_fail_to_print() -> None:
-    """A letter that the terminal's encoding lacks becomes a question mark: it must not end a command whose work is done."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+def _complain(message: str, code: int) -> NoReturn:
+    # Of many processes one speaks.
+    if launched_rank() == 0:
+        sys.stderr.write(f"flipgrad: {' '.join(message.splitlines())}\n")
+    sys.exit(code)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        Console().print(f"flipgrad {flipgrad.__version__}", highlight=False)
+        typer.echo(f"flipgrad {flipgrad.__version__}")
         raise typer.Exit
 
 
@@ -78,9 +77,3 @@ def _options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     pass
-
-
-def _complain(message: str) -> None:
-    # Of many processes one speaks.
-    if launched_rank() == 0:
-        sys.stderr.write(f"flipgrad: {' '.join(message.splitlines())}\n")

@@ -5,28 +5,30 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from reprlib import repr as brief
-from threading import Event
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
-from flipgrad.errors import InputError
 from flipgrad.training import Evaluation
 
 
 class Work:
-    """A progress bar over work that comes in named portions; Ctrl-C stops between two reports."""
+    """A progress bar over work that comes in named portions.
 
-    def __init__(self, bar: Progress, interrupted: Event) -> None:
-        self._bar, self._interrupted = bar, interrupted
+    Attributes:
+        interrupted: whether Ctrl-C, or a polite kill, asked to stop.
+    """
+
+    def __init__(self, bar: Progress) -> None:
+        self.interrupted = False
+        self._bar = bar
         self._task = bar.add_task("", total=None, note="")
         self._stage: tuple[str, int] | None = None
 
     def advance(self, what: str, new: int, total: int) -> None:
-        """``new`` more of a portion of ``total``; ``what`` begins with the portion's name, up to a colon."""
-        if self._interrupted.is_set():
+        """``new`` more of a portion of ``total``; ``what`` begins with the portion's name, up to a colon. Ctrl-C stops here."""
+        if self.interrupted:
             raise KeyboardInterrupt
         stage = (what.partition(":")[0], total)
         if stage != self._stage:
@@ -38,66 +40,40 @@ class Work:
         """``done`` of ``total`` so far; the caller checks :attr:`interrupted`."""
         self._bar.update(self._task, completed=done, total=total, description=what, note=note)
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether Ctrl-C, or a polite kill, asked to stop."""
-        return self._interrupted.is_set()
-
 
 @contextmanager
 def working(console: Console, *, patient: bool = False) -> Iterator[Work]:
-    """A progress bar and a safe interruption, for one piece of work.
+    """A progress bar for one piece of work, which Ctrl-C and a polite kill interrupt at a safe place.
 
-    Args:
-        console: where the bar is drawn.
-        patient: whether a second Ctrl-C waits, too.
+    Left to itself, the exception could be raised where Python ignores exceptions, and be lost. A second Ctrl-C acts at once.
+    Many processes are ``patient``: they are told twice, by the terminal and by ``torchrun``, and one that left at once would
+    keep the others waiting.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(
-        *columns, TextColumn("{task.fields[note]}"), console=console, disable=console.quiet or not console.is_terminal
-    )
-    with bar, _interruptible(patient) as interrupted:
-        yield Work(bar, interrupted)
+    note = TextColumn("{task.fields[note]}")
+    with Progress(*columns, note, console=console, disable=console.quiet or not console.is_terminal) as bar:
+        work = Work(bar)
 
+        def interrupt(signum: int, frame: object) -> None:
+            if work.interrupted and not patient:
+                raise KeyboardInterrupt
+            work.interrupted = True
 
-@contextmanager
-def _interruptible(patient: bool) -> Iterator[Event]:
-    """An event that Ctrl-C and a polite kill set, to be looked at between updates; a second Ctrl-C acts at once.
-
-    Left to itself, the exception could be raised where Python ignores exceptions, and be lost. Many processes are ``patient``:
-    they are told twice, by the terminal and by ``torchrun``, and one that left at once would keep the others waiting.
-    """
-    event = Event()
-
-    def note(signum: int, frame: object) -> None:
-        if event.is_set() and not patient:
-            raise KeyboardInterrupt
-        event.set()
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield work
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
     """Accuracies and losses on some sets of images, of the same number of samples."""
     samples = next(iter(evaluations.values())).samples
-    table = Table(caption="Cross-entropy: expected with 1 sample, marginal with more")
-    for column in ("", "", "1 sample", f"{samples} samples", "deterministic"):
-        table.add_column(column, justify="right" if column else "left")
+    columns = [Column(name, justify="right") for name in ("1 sample", f"{samples} samples", "deterministic")]
+    table = Table("", "", *columns, caption="Cross-entropy: expected with 1 sample, marginal with more")
     for name, numbers in evaluations.items():
         accuracies = (numbers.accuracy_1, numbers.accuracy_n, numbers.accuracy_deterministic)
         table.add_row(name, "accuracy", *(f"{accuracy:.2%}" for accuracy in accuracies))
         table.add_row("", "cross-entropy", f"{numbers.expected_loss:.4f}", f"{numbers.marginal_loss:.4f}", "")
     return table
-
-
-def whole_numbers(text: str, what: str, separator: str) -> list[int]:
-    """Numbers such as 5-5-5 or 1,100,2000."""
-    try:
-        return [int(part) for part in text.split(separator)]
-    except ValueError:
-        raise InputError(f"{what} {brief(text)}: give whole numbers separated by {separator!r}") from None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from flipgrad.estimators import facts
 
@@ -18,9 +18,8 @@ def estimators(
     if as_markdown:
         typer.echo(facts.markdown())
         return
-    table = Table(title="Gradient estimators of a network with L binary layers")
-    for column in facts.COLUMNS:
-        table.add_column(column, no_wrap=column in ("name", "passes"))
+    columns = [Column(name, no_wrap=name in ("name", "passes")) for name in facts.COLUMNS]
+    table = Table(*columns, title="Gradient estimators of a network with L binary layers")
     for row in facts.rows():
         table.add_row(*row)
     Console().print(table)

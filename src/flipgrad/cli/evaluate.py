@@ -25,8 +25,7 @@ def evaluate(
     device: Annotated[str | None, typer.Option(help="Torch device (default: the run's).")] = None,
     data_folder: Annotated[str | None, typer.Option(help="Where the data set's files are now, if they were moved.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="The run's own package.module:function again: no code is run that only a file names."),
+        str | None, typer.Option(help="The run's own package.module:function again: no code is run that only a file names.")
     ] = None,
     estimator: Annotated[str | None, typer.Option(help="The run's own package.module:Name again, likewise.")] = None,
 ) -> None:
@@ -34,18 +33,16 @@ def evaluate(
     check_seed(seed)
     loaded = load_run(run, device=device, data_folder=data_folder, model=model, estimator=estimator)
     torch.set_num_threads(loaded.config.threads)
-    count = loaded.config.eval_samples if samples is None else samples
-    splits = {"validation": loaded.data.validation, "test": loaded.data.test}
+    device, count = loaded.config.device, loaded.config.eval_samples if samples is None else samples
     results = {}
-    for name, split in splits.items():
+    for name, split in {"validation": loaded.data.validation, "test": loaded.data.test}.items():
         if split is not None:
-            noise = torch.Generator(loaded.config.device).manual_seed(seed)
-            results[name] = measure(loaded.net, split.to(loaded.config.device), count, generator=noise)
-    predictions = describe(loaded.net, loaded.data.test.to(loaded.config.device), count, seed=seed)
+            noise = torch.Generator(device).manual_seed(seed)
+            results[name] = measure(loaded.net, split.to(device), count, generator=noise)
+    predictions = describe(loaded.net, loaded.data.test.to(device), count, seed=seed)
     file = run / RunFolder.EVALUATION
     content = {"splits": {name: asdict(result) for name, result in results.items()}, **predictions, "seed": seed}
-    content["same_data"] = loaded.same_data
-    files.write_json(file, {**content, **files.provenance()})
+    files.write_json(file, {**content, "same_data": loaded.same_data, **files.provenance()})
     console = Console(markup=False, highlight=False)
     console.print(evaluation_table({f"{name.capitalize()} images": result for name, result in results.items()}))
     if not loaded.same_data:

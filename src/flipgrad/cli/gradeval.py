@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 
 from flipgrad import exact, files, plots
-from flipgrad.cli._shared import Work, whole_numbers, working
+from flipgrad.cli._shared import Work, working
 from flipgrad.data import toy
 from flipgrad.errors import InputError
-from flipgrad.estimators import ESTIMATORS, Estimator, Exact
+from flipgrad.estimators import ESTIMATORS, Estimator
 from flipgrad.gradeval import REFERENCE_FACTOR, Accuracy, Result, by_name, check_options, evaluate
 from flipgrad.network import Sequential
 from flipgrad.noise import noise_by_name
@@ -31,8 +30,7 @@ from flipgrad.user_code import call_user_function, check_runs
 PAPER = "reinforce,arm,concrete:0.1,concrete,tanh,st,psa:sampled"
 
 
-@dataclass(frozen=True)
-class _Subject:
+class _Subject(NamedTuple):
     """What is measured, and what its files are called."""
 
     name: str
@@ -40,6 +38,10 @@ class _Subject:
     net: Sequential
     x: Tensor
     objective: Objective
+
+
+# Makes what is measured, one after the other; what can be wrong with it was found out before.
+_Make = Callable[[Work], Iterable[_Subject]]
 
 
 def gradeval(
@@ -54,8 +56,7 @@ def gradeval(
     noise: Annotated[str, typer.Option(help="Noise of the units: logistic, normal, laplace, uniform.")] = "logistic",
     epochs: Annotated[str, typer.Option(help="Epochs of the reference training to look at; 0 is before it.")] = "1,100,2000",
     model: Annotated[
-        str | None,
-        typer.Option(help="Your own: package.module:function that returns (network, inputs, objective)."),
+        str | None, typer.Option(help="Your own: package.module:function that returns (network, inputs, objective).")
     ] = None,
     reference: Annotated[
         str, typer.Option(help="The truth: exact, the name of an unbiased estimator, or auto (exact if possible).")
@@ -92,7 +93,11 @@ def gradeval(
     except KeyboardInterrupt:
         console.print(f"Interrupted. {len(paths)} finished results are in {folder}")
         raise
-    _draw(folder, paths)
+    for title, path in paths.items():
+        panels = [plots.Panel(path, layer, layer) for layer in plots.layers(path)]
+        plots.rmse(panels, folder / f"{path.stem}-rmse", title=title)
+    first = plots.layers(next(iter(paths.values())))[0]
+    plots.cosine([plots.Panel(path, first, title) for title, path in paths.items()], folder / "cosine")
     written = ", ".join(path.name for path in paths.values())
     console.print(f"Results ({written}) and figures are in {folder}", soft_wrap=True)
 
@@ -109,13 +114,9 @@ def _measure(subject: _Subject, names: list[str], samples: int, work: Work, devi
     return evaluate(net, x, objective, rules, samples, report=report, **options)
 
 
-# Makes what is measured, one after the other; what can be wrong with it was found out before.
-_Make = Callable[[Work], Iterator[_Subject]]
-
-
 def _toy(widths: str, epochs: str, noise: str, seed: int) -> _Make:
     data = toy(seed=seed).train
-    units, wanted = whole_numbers(widths, "--widths", "-"), whole_numbers(epochs, "--epochs", ",")
+    units, wanted = _whole_numbers(widths, "--widths", "-"), _whole_numbers(epochs, "--epochs", ",")
     check_epochs(wanted)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -131,6 +132,13 @@ def _toy(widths: str, epochs: str, noise: str, seed: int) -> _Make:
     return make
 
 
+def _whole_numbers(text: str, what: str, separator: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(separator)]
+    except ValueError:
+        raise InputError(f"{what} {brief(text)}: give whole numbers separated by {separator!r}") from None
+
+
 def _user_subject(model: str) -> _Make:
     made = call_user_function(model)
     if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], Sequential) and isinstance(made[1], Tensor)):
@@ -138,7 +146,7 @@ def _user_subject(model: str) -> _Make:
             f"--model {brief(model)} must return (flipgrad.Sequential, inputs [B, ...], objective), got {brief(made)}"
         )
     check_runs(model, made[0], made[1])
-    return lambda work: iter([_Subject("model", model.partition(":")[2], *made)])
+    return lambda work: [_Subject("model", model.partition(":")[2], *made)]
 
 
 def _truth(name: str) -> Estimator | Literal["auto"]:
@@ -146,7 +154,7 @@ def _truth(name: str) -> Estimator | Literal["auto"]:
         return "auto"
     if name not in ESTIMATORS:
         raise InputError(f"--reference {name!r}: give auto, exact, or an unbiased estimator such as disarm")
-    return Exact() if name == "exact" else ESTIMATORS[name]()
+    return ESTIMATORS[name]()
 
 
 def _print(console: Console, title: str, result: Result) -> None:
@@ -157,10 +165,8 @@ def _print(console: Console, title: str, result: Result) -> None:
         "cosine of 1 draw": lambda layer: f"{layer.cosine_mean[0]:.3f}",
     }
     for what, cell in tables.items():
-        table = Table(title=f"{title}: {what}")
-        table.add_column("estimator", no_wrap=True)
-        for reference in result.reference.layers:
-            table.add_column(reference.name, justify="right", no_wrap=True)
+        columns = [Column(layer.name, justify="right", no_wrap=True) for layer in result.reference.layers]
+        table = Table(Column("estimator", no_wrap=True), *columns, title=f"{title}: {what}")
         for name, measured in result.estimators.items():
             table.add_row(name, *(cell(layer) for layer in measured.layers))
         console.print(table)
@@ -171,16 +177,5 @@ def _print(console: Console, title: str, result: Result) -> None:
     console.print(f"Draws per second: {rates}", soft_wrap=True)
     if result.reference.kind == "draws":
         errors = ", ".join(f"{layer.name} {layer.error:.1%}" for layer in result.reference.layers)
-        console.print(
-            f"Compared with the mean of {result.reference.draws:,} draws of {result.reference.estimator}, whose own relative "
-            f"standard error is: {errors}",
-            soft_wrap=True,
-        )
-
-
-def _draw(folder: Path, paths: dict[str, Path]) -> None:
-    for title, path in paths.items():
-        layers = plots.layers(path)
-        plots.rmse([plots.Panel(path, layer, layer) for layer in layers], folder / f"{path.stem}-rmse", title=title)
-    first = plots.layers(next(iter(paths.values())))[0]
-    plots.cosine([plots.Panel(path, first, title) for title, path in paths.items()], folder / "cosine")
+        draws = f"{result.reference.draws:,} draws of {result.reference.estimator}"
+        console.print(f"Compared with the mean of {draws}, whose own relative standard error is: {errors}", soft_wrap=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from functools import partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -20,9 +21,8 @@ from flipgrad.data import SOURCES, DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.estimators.names import for_training
 from flipgrad.machine import cores
-from flipgrad.network import Sequential
-from flipgrad.training import RunFolder, TrainConfig
-from flipgrad.training.board import Board
+from flipgrad.training import Processes, RunFolder, TrainConfig
+from flipgrad.training.board import board
 from flipgrad.training.config import AUTO, STORED
 from flipgrad.training.processes import launched_rank, started_by_torchrun
 from flipgrad.training.run import is_whole, resume_command
@@ -32,6 +32,8 @@ from flipgrad.training.search import Trial
 WITH_RESUME = ("resume", "epochs", "checkpoint_minutes", "tensorboard", "data_folder", "model", "estimator")
 # Options whose type and default are not those of the configuration's field: a rate may be "auto", and threads are counted.
 OTHERWISE: dict[str, tuple[Any, Any]] = {"lr": (str, str(TrainConfig.lr)), "threads": (int | None, None)}
+
+_stored = partial(typer.Option, rich_help_panel=STORED)
 
 
 def _with_config_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -51,28 +53,18 @@ def _with_config_options(command: Callable[..., None]) -> Callable[..., None]:
 def train(
     ctx: typer.Context,
     *,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder of the run (default: runs/DATA-ESTIMATOR).", rich_help_panel=STORED)
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier run in that folder.", rich_help_panel=STORED)
-    ] = False,
+    output: Annotated[Path | None, _stored(help="Folder of the run (default: runs/DATA-ESTIMATOR).")] = None,
+    overwrite: Annotated[bool, _stored("--overwrite", help="Replace an earlier run in that folder.")] = False,
     resume: Annotated[
         Path | None,
-        typer.Option(
+        _stored(
             help="Go on with the run in this folder, to the bit as if it had not stopped; --epochs makes it longer, --model "
-            "and --estimator repeat code of your own, --data-folder tells where the files were moved.",
-            rich_help_panel=STORED,
+            "and --estimator repeat code of your own, --data-folder tells where the files were moved."
         ),
     ] = None,
-    checkpoint_minutes: Annotated[
-        float, typer.Option(help="Time between checkpoints within an epoch.", rich_help_panel=STORED)
-    ] = 5.0,
+    checkpoint_minutes: Annotated[float, _stored(help="Time between checkpoints within an epoch.")] = 5.0,
     tensorboard: Annotated[
-        bool,
-        typer.Option(
-            "--tensorboard", help="Write for TensorBoard, too: pip install 'flipgrad\\[tensorboard]'.", rich_help_panel=STORED
-        ),
+        bool, _stored("--tensorboard", help="Write for TensorBoard, too: pip install 'flipgrad\\[tensorboard]'.")
     ] = False,
     **options: Any,
 ) -> None:
@@ -91,24 +83,15 @@ def train(
     _run(config, path, overwrite=overwrite, resume=resume is not None, minutes=checkpoint_minutes, tensorboard=tensorboard)
 
 
-@dataclass(frozen=True)
-class _Command:
-    """What the command works with."""
-
-    path: Path
-    folder: RunFolder | None
-    console: Console
-    processes: training.Processes
-
-
 def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minutes: float, tensorboard: bool) -> None:
     first = launched_rank() == 0
     # A path may have brackets in it, which are no markup.
     console = Console(quiet=not first, markup=False, highlight=False)
     torch.set_num_threads(config.threads)
+    epochs = f"{config.epochs} epoch{'s' * (config.epochs > 1)}"
     with ExitStack() as stack:
         # Mistakes are told before the processes wait for one another, and before anything is written.
-        for_training(config.estimator, 1)
+        label = for_training(config.estimator, 1)[0]
         data = training.load_data(config)
         net = training.make_net(config, data)
         folder = None
@@ -118,32 +101,47 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
         checkpoint = training.read_checkpoint(path) if resume and not searching else None
         done = 0 if checkpoint is None else int(checkpoint.facts.get("epoch", 0))
         if done == config.epochs and is_whole(path):
-            console.print(f"The run in {path} is finished: {_epochs(config)}. More: --epochs N", soft_wrap=True)
+            console.print(f"The run in {path} is finished: {epochs}. More: --epochs N", soft_wrap=True)
             # A full disk or a kill may have come between the last numbers and the pictures.
             if folder is not None and not all((path / name).is_file() for name in (folder.CURVE, folder.REPORT)):
                 _draw(folder)
             return
-        board = stack.enter_context(closing(Board(path / "tensorboard", done))) if tensorboard and first else None
-        command = _Command(path, folder, console, stack.enter_context(closing(training.connect(config.device))))
-        with _explained(command, config):
-            if searching:
-                config = _search(config, data, command, training.read_trials(path, data) if resume else [])
-            epoch_done = board.write if board else lambda record: None
-            evaluation = _train(config, net, data, command, checkpoint, epoch_done, minutes)
-            _draw(folder)
+        write = stack.enter_context(board(path / "tensorboard", done)) if tensorboard and first else lambda record: None
+        processes = stack.enter_context(closing(training.connect(config.device)))
+        stack.enter_context(_explained(path, folder, console, config))
+        if searching:
+            config = _search(config, data, folder, console, processes, training.read_trials(path, data) if resume else [])
+        many = f", {processes.size} processes" if processes.size > 1 else ""
+        what = f"{len(data.train):,} images of {data.name} with {label}, {epochs}{many}"
+        console.print(f"{'Going on with' if checkpoint else 'Training on'} {what}:")
+        with working(console, patient=processes.size > 1) as work:
+            evaluation = training.train(
+                config,
+                net,
+                data,
+                folder,
+                processes=processes,
+                checkpoint=checkpoint,
+                report=lambda done, total, record: work.at(done, total, "train", _headline(record)),
+                epoch_done=write,
+                stop=lambda: work.interrupted,
+                minutes=minutes,
+            )
+        _draw(folder)
         if folder is not None:
             console.print(evaluation_table({"Test images": evaluation}))
             console.print(f"Weights, metrics, {folder.CURVE} and {folder.REPORT} are in {path}", soft_wrap=True)
 
 
-def _search(config: TrainConfig, data: DataSet, command: _Command, done: list[Trial]) -> TrainConfig:
+def _search(
+    config: TrainConfig, data: DataSet, folder: RunFolder | None, console: Console, processes: Processes, done: list[Trial]
+) -> TrainConfig:
     """The configuration with the best learning rate."""
-    folder = command.folder
     if folder is not None:
         # With "auto" in it: an interrupted search goes on with --resume.
-        folder.write_config(config, processes=command.processes.size)
-    command.console.print(f"Searching for the learning rate, {config.search_trials} trials:")
-    with working(command.console, patient=command.processes.size > 1) as work:
+        folder.write_config(config, processes=processes.size)
+    console.print(f"Searching for the learning rate, {config.search_trials} trials:")
+    with working(console, patient=processes.size > 1) as work:
 
         def report(updates: int, total: int, trials: Sequence[Trial]) -> None:
             best = min(trials, key=lambda trial: trial.objective, default=None)
@@ -153,73 +151,40 @@ def _search(config: TrainConfig, data: DataSet, command: _Command, done: list[Tr
             config,
             lambda: training.make_net(config, data),
             data,
-            processes=command.processes,
+            processes=processes,
             done=done,
             report=report,
             trial_done=lambda trials: folder.write_trials(trials, data) if folder else None,
             stop=lambda: work.interrupted,
         )
-    command.console.print(f"The best of {len(result.trials)} rates is {result.rate:.3g}")
+    console.print(f"The best of {len(result.trials)} rates is {result.rate:.3g}")
     return replace(config, lr=result.rate)
 
 
-def _train(
-    config: TrainConfig,
-    net: Sequential,
-    data: DataSet,
-    command: _Command,
-    checkpoint: training.Checkpoint | None,
-    epoch_done: Callable[[Mapping[str, Any]], None],
-    minutes: float,
-) -> training.Evaluation:
-    processes = command.processes
-    label = for_training(config.estimator, 1)[0]
-    command.console.print(
-        f"{'Going on with' if checkpoint else 'Training on'} {len(data.train):,} images of {data.name} with {label}, "
-        f"{_epochs(config)}{f', {processes.size} processes' if processes.size > 1 else ''}:"
-    )
-    with working(command.console, patient=processes.size > 1) as work:
-        return training.train(
-            config,
-            net,
-            data,
-            command.folder,
-            processes=processes,
-            checkpoint=checkpoint,
-            report=lambda done, total, record: work.at(done, total, "train", _headline(record)),
-            epoch_done=epoch_done,
-            stop=lambda: work.interrupted,
-            minutes=minutes,
-        )
-
-
 @contextmanager
-def _explained(command: _Command, config: TrainConfig) -> Iterator[None]:
+def _explained(path: Path, folder: RunFolder | None, console: Console, config: TrainConfig) -> Iterator[None]:
     """Whatever ends the work early: say what is kept, and how to go on."""
-    path, console = command.path, command.console
+    many = f"torchrun --nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE')} -m " if started_by_torchrun() else ""
+    go_on = many + resume_command(path, config)
     try:
         yield
     except KeyboardInterrupt:
-        _draw(command.folder)
-        console.print(f"Interrupted. Everything is saved in {path}; go on with:", soft_wrap=True)
-        console.print(f"  {_go_on(path, config)}", soft_wrap=True)
+        _draw(folder)
+        console.print(f"Interrupted. Everything is saved in {path}; go on with:\n  {go_on}", soft_wrap=True)
         raise
     except training.DivergenceError as error:
-        _draw(command.folder)
+        _draw(folder)
         raise training.DivergenceError(f"{error}; the last good state is in {path}") from None
     except StorageError as error:
         begun = (path / RunFolder.CONFIG).is_file()
-        how = f"go on with: {_go_on(path, config)}" if begun else "give the same command with --overwrite"
+        how = f"go on with: {go_on}" if begun else "give the same command with --overwrite"
         raise StorageError(f"{error}; make room, and {how}") from None
 
 
 def _stored_config(ctx: typer.Context, path: Path) -> TrainConfig:
     """The configuration of a run that goes on, with what the command line may change."""
-    given: dict[str, Any] = {}
-    for name, value in ctx.params.items():
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name != "DEFAULT":
-            given[name] = value
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    given = {name: ctx.params[name] for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
     for name in given:
         if name not in WITH_RESUME:
             option = "--" + name.replace("_", "-")
@@ -245,20 +210,8 @@ def _rate(text: str) -> float | str:
 
 def _default_threads(data: str) -> int:
     """One for a small data set, where more only cost; else this process' share of the cores."""
-    source = SOURCES.get(data)
-    if source is None or not source.needs_folder:
-        return 1
-    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def _go_on(path: Path, config: TrainConfig) -> str:
-    """What to type to go on."""
-    many = f"torchrun --nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE')} -m " if started_by_torchrun() else ""
-    return many + resume_command(path, config)
-
-
-def _epochs(config: TrainConfig) -> str:
-    return f"{config.epochs} epoch{'s' * (config.epochs > 1)}"
+    large = data in SOURCES and SOURCES[data].needs_folder
+    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) if large else 1
 
 
 def _headline(record: Mapping[str, Any]) -> str:

@@ -2,12 +2,10 @@
 
 from flipgrad.data.augment import AUGMENTATIONS, affine, flip_and_crop, shift
 from flipgrad.data.cifar10 import cifar10
-from flipgrad.data.digits import digits
 from flipgrad.data.images import image_folder
 from flipgrad.data.mnist import mnist
 from flipgrad.data.sets import DataSet, Split
-from flipgrad.data.sources import SOURCES, DataSource
-from flipgrad.data.toy import toy
+from flipgrad.data.sources import SOURCES, DataSource, digits, toy
 
 __all__ = [
     "AUGMENTATIONS",

@@ -13,21 +13,11 @@ from flipgrad.errors import InputError
 
 
 @final
-class PickledType:
-    """Stands in for ``numpy.dtype`` and ``numpy.ndarray``: remembers what it was called with."""
+class Pickled:
+    """Stands in for numpy's types and arrays: remembers what it was called with and given, none of it believed yet."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
-
-    def __setstate__(self, state: Any) -> None:
-        """Byte order and fields, which bytes do not need."""
-
-
-@final
-class PickledArray:
-    """Stands in for ``numpy.core.multiarray._reconstruct``: an array's shape, type and bytes, none of them believed yet."""
-
-    def __init__(self, *arguments: Any) -> None:
         self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
@@ -36,7 +26,7 @@ class PickledArray:
     def bytes_of_shape(self, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
         """The array if it is one of bytes and of this shape."""
         match self.state:
-            case (_, stored, PickledType(arguments=(b"u1" | "u1", *_)), fortran, bytes(content)):
+            case (_, stored, Pickled(arguments=(b"u1" | "u1", *_)), fortran, bytes(content)):
                 if stored == shape and len(content) == np.prod(shape):
                     return np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
         return None
@@ -50,17 +40,17 @@ def latin1(text: str, encoding: str) -> bytes:
 
 
 STAND_INS = {
-    ("numpy", "dtype"): PickledType,
-    ("numpy", "ndarray"): PickledType,
-    ("numpy.core.multiarray", "_reconstruct"): PickledArray,
-    ("numpy._core.multiarray", "_reconstruct"): PickledArray,
+    ("numpy", "dtype"): Pickled,
+    ("numpy", "ndarray"): Pickled,
+    ("numpy.core.multiarray", "_reconstruct"): Pickled,
+    ("numpy._core.multiarray", "_reconstruct"): Pickled,
     ("_codecs", "encode"): latin1,
 }
 
 
 @final
 class ArrayUnpickler(pickle.Unpickler):
-    """Builds dictionaries, lists, numbers, strings and :class:`PickledArray`; every other name is refused."""
+    """Builds dictionaries, lists, numbers, strings and :class:`Pickled`; every other name is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in STAND_INS:
@@ -69,10 +59,9 @@ class ArrayUnpickler(pickle.Unpickler):
 
 
 def unpickle(content: bytes, where: str) -> dict[Any, Any]:
-    """The dictionary of a pickle, in which strings of Python 2 are bytes and arrays are :class:`PickledArray`.
+    """The dictionary of a pickle, in which strings of Python 2 are bytes and arrays are :class:`Pickled`.
 
-    Raises:
-        InputError: if it is damaged, is no dictionary, or names a function or class; it begins with ``where``.
+    Errors, as where it names a function or class, begin with ``where``.
     """
     try:
         value = ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()

@@ -1,6 +1,7 @@
 """Augmentations of batches of images, on tensors.
 
-Each image [C, H, W] of a batch is changed in its own way, drawn from ``generator``; what comes in from outside is ``fill``.
+Each image [C, H, W] of a batch is changed in its own way, drawn from ``generator`` (on the CPU); what comes in from outside is
+``fill``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Augmentation = Callable[[Tensor, float, Generator | None], Tensor]
 
 
 def shift(images: Tensor, pixels: int, fill: float, *, generator: Generator | None = None) -> Tensor:
-    """Every image [B, C, H, W] moved by up to ``pixels`` along each axis, at random; what comes in from outside is ``fill``."""
+    """Every image [B, C, H, W] moved by up to ``pixels`` along each axis, at random."""
     batch, _, height, width = images.shape
     padded = functional.pad(images, (pixels,) * 4, value=fill)
     offset = torch.randint(2 * pixels + 1, (2, batch, 1), generator=generator).to(images.device)
@@ -61,15 +62,10 @@ def affine(
 
 
 def warp(images: Tensor, degrees: Tensor, shift: Tensor, *, fill: float) -> Tensor:
-    r"""Turn each image about its centre, then move it, with bilinear interpolation.
+    r"""Turn images [B, C, H, W] about their centres by ``degrees`` [B] counter-clockwise, then move them by ``shift``.
 
-    The output at p is the input at :math:`R^{-1}(p - t)`, in pixels from the centre.
-
-    Args:
-        images: [B, C, H, W], in floating point.
-        degrees: [B], counter-clockwise.
-        shift: [2, B], to the right and down, as a share of the width and the height.
-        fill: what comes in from outside.
+    The shift [2, B] is to the right and down, as a share of the width and the height. The output at p is the input at
+    :math:`R^{-1}(p - t)`, in pixels from the centre, with bilinear interpolation.
     """
     if not images.is_floating_point():
         raise InputError(f"images of {images.dtype} cannot be interpolated; convert them with images.float()")

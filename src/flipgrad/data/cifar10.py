@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flipgrad.data._unpickle import PickledArray, unpickle
+from flipgrad.data._unpickle import Pickled, unpickle
 from flipgrad.data.sets import DataSet, Split, advising, from_bytes
 from flipgrad.errors import InputError
 
@@ -20,6 +20,7 @@ VALUES = 3 * 32 * 32
 CLASSES = 10
 TRAIN = [f"data_batch_{i}" for i in range(1, 6)]
 TEST = ["test_batch"]
+BATCHES = {name + suffix for name in TRAIN + TEST for suffix in ("", ".bin")}
 FOLDERS = ["cifar-10-batches-bin", "cifar-10-batches-py"]
 FIX = "download CIFAR-10's binary or python version again and give its folder or .tar.gz"
 
@@ -48,32 +49,23 @@ def cifar10(path: Path) -> DataSet:
         if name + suffix not in files:
             raise InputError(f"'{name}{suffix}' is missing in '{path}'")
     decode = _decode_binary if suffix else _decode_python
-    parts = {name: decode(files.pop(name + suffix), f"'{name}{suffix}' in '{path}'") for name in TRAIN + TEST}
-    train, test = (_split([parts[name] for name in names]) for names in (TRAIN, TEST))
+    parts = [decode(files.pop(name + suffix), f"'{name}{suffix}' in '{path}'") for name in TRAIN + TEST]
+    train, test = _split(parts[: len(TRAIN)]), _split(parts[len(TRAIN) :])
     return DataSet("cifar10", train, test, classes=CLASSES, background=0.0)
 
 
 def _split(parts: list[tuple[Bytes, Bytes]]) -> Split:
-    x = torch.from_numpy(np.concatenate([pixels for pixels, _ in parts])).reshape(-1, 3, 32, 32)
-    y = torch.from_numpy(np.concatenate([labels for _, labels in parts]))
-    return Split(from_bytes(x), y.long())
-
-
-def _largest(name: str) -> int:
-    """More bytes than this a file cannot have: a pickle may hold its bytes as text, in up to two bytes each."""
-    return RECORDS * (1 + VALUES) * (1 if name.endswith(".bin") else 3) + 1000
-
-
-def _wanted(name: str) -> bool:
-    return name.removesuffix(".bin") in TRAIN + TEST
+    pixels, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*parts, strict=True))
+    return Split(from_bytes(pixels.reshape(-1, 3, 32, 32)), labels.long())
 
 
 def _read_folder(path: Path) -> dict[str, bytes]:
     """The contents of the batches in the first folder that has any."""
     for folder in (path, *(path / name for name in FOLDERS)):
-        files = [file for file in folder.glob("*") if file.is_file() and _wanted(file.name)]
         contents = {}
-        for file in files:
+        for file in folder.glob("*"):
+            if not (file.name in BATCHES and file.is_file()):
+                continue
             _check_size(file.stat().st_size, f"'{file.name}' in '{path}'", file.name)
             try:
                 contents[file.name] = file.read_bytes()
@@ -92,7 +84,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
         with tarfile.open(path) as archive:
             for member in archive:
                 name = PurePosixPath(member.name).name
-                if not (_wanted(name) and member.isfile()):
+                if not (name in BATCHES and member.isfile()):
                     continue
                 where = f"'{member.name}' in '{path}'"
                 _check_size(member.size, where, name)
@@ -111,9 +103,10 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 
 
 def _check_size(size: int, where: str, name: str) -> None:
-    """Before anything is read."""
-    if size > _largest(name):
-        raise InputError(f"{where} has {size} bytes, expected no more than {_largest(name)}")
+    """Before anything is read. A pickle may hold its bytes as text, in up to two bytes each."""
+    most = RECORDS * (1 + VALUES) * (1 if name.endswith(".bin") else 3) + 1000
+    if size > most:
+        raise InputError(f"{where} has {size} bytes, expected no more than {most}")
 
 
 def _decode_binary(content: bytes, where: str) -> tuple[Bytes, Bytes]:
@@ -130,7 +123,7 @@ def _decode_python(content: bytes, where: str) -> tuple[Bytes, Bytes]:
     """A pickled dictionary of ``b"data"``, an array of the pixels in the same order, and ``b"labels"``, a list."""
     values = unpickle(content, where)
     data = values.get(b"data")
-    pixels = data.bytes_of_shape((RECORDS, VALUES)) if isinstance(data, PickledArray) else None
+    pixels = data.bytes_of_shape((RECORDS, VALUES)) if isinstance(data, Pickled) else None
     if pixels is None:
         raise InputError(f"{where} has no b'data' that is an array of {RECORDS}x{VALUES} bytes")
     return pixels, _labels(values.get(b"labels"), where)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -46,34 +45,27 @@ def image_folder(path: Path, size: int | None = None, test_share: float = 0.1, s
             raise InputError(f"'{entry}' is not in the folder of a class; move it into one, or elsewhere")
     if len(classes) < 2:
         raise InputError(f"'{path}' has {len(classes)} sub-folders, expected two or more: one per class, with its images")
-    files = [list(_files(folder)) for folder in classes]
-    count = sum(map(len, files))
-    _check_memory(count, (size or 1, size or 1))
+    files = [(file, label) for label, folder in enumerate(classes) for file in _files(folder)]
+    _check_memory(len(files), size or 1, size or 1)
     images: list[Pixels] = []
-    labels: list[int] = []
-    first = None
-    for label, of_class in enumerate(files):
-        for file in of_class:
-            pixels = _read(file, size)
-            if first is None:
-                first = (file, pixels.shape[:2])
-                _check_memory(count, first[1])
-            if pixels.shape[:2] != first[1]:
-                ours, theirs = (f"{height}x{width} pixels" for height, width in (pixels.shape[:2], first[1]))
-                raise InputError(f"'{file}' has {ours}, but '{first[0]}' has {theirs}; resize all of them with size=")
-            images.append(pixels)
-            labels.append(label)
+    for file, _ in files:
+        images.append(_read(file, size))
+        (height, width), wanted = images[-1].shape[:2], images[0].shape[:2]
+        if len(images) == 1:
+            _check_memory(len(files), height, width)
+        if (height, width) != wanted:
+            theirs = f"'{files[0][0]}' has {wanted[0]}x{wanted[1]} pixels"
+            raise InputError(f"'{file}' has {height}x{width} pixels, but {theirs}; resize all of them with size=")
     channels = max(pixels.shape[2] for pixels in images)
     stacked = np.stack([np.broadcast_to(pixels, (*pixels.shape[:2], channels)) for pixels in images])
     x = from_bytes(torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous())
-    train, test = Split(x, torch.tensor(labels)).divide(test_share, seed=seed)
+    train, test = Split(x, torch.tensor([label for _, label in files])).divide(test_share, seed=seed)
     return DataSet(path.resolve().name, train, test, classes=len(classes), background=0.0)
 
 
-def _check_memory(count: int, shape: tuple[int, ...]) -> None:
-    height, width = shape
-    what = f"{count:,} images of {height}x{width} pixels"
-    memory.check_fits(count * height * width * BYTES_PER_PIXEL, what, "resize them to fewer pixels, e.g. --image-size 32")
+def _check_memory(count: int, height: int, width: int) -> None:
+    what, size = f"{count:,} images of {height}x{width} pixels", count * height * width * BYTES_PER_PIXEL
+    memory.check_fits(size, what, "resize them to fewer pixels, e.g. --image-size 32")
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -81,12 +73,11 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     except OSError as error:
-        raise InputError(
-            f"cannot list '{folder}': {error.strerror}; give a folder with a sub-folder of images per class"
-        ) from None
+        fix = "give a folder with a sub-folder of images per class"
+        raise InputError(f"cannot list '{folder}': {error.strerror}; {fix}") from None
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path) -> list[Path]:
     """The images of a class."""
     files = _entries(folder)
     if not files:
@@ -96,7 +87,7 @@ def _files(folder: Path) -> Iterator[Path]:
             raise InputError(
                 f"'{file}' is not a .png, .jpg or .jpeg file; a class folder holds nothing else: move it elsewhere"
             )
-        yield file
+    return files
 
 
 def _read(file: Path, size: int | None) -> Pixels:
@@ -106,8 +97,7 @@ def _read(file: Path, size: int | None) -> Pixels:
         with Image.open(file, formats=["PNG", "JPEG"]) as stored:
             stored.verify()
         with Image.open(file, formats=["PNG", "JPEG"]) as stored:
-            mode = stored.mode
-            transparent = "transparency" in stored.info
+            mode, transparent = stored.mode, "transparency" in stored.info
             image = ImageOps.exif_transpose(stored).convert("L" if mode in GREY else "RGB")
     # A damaged image fails in as many ways as there are steps in Pillow's decoders: a PNG file without pixels is an IndexError.
     except Exception as error:

@@ -60,7 +60,13 @@ def _read_idx(file: Path, shape: tuple[int, ...]) -> Tensor:
     """An IDX file of bytes, [N, *shape]: magic number (type 8, number of dimensions), dimensions as big-endian int32, data."""
     header_size = 4 * (2 + len(shape))
     item_size = int(np.prod(shape))
-    content = _read(file, header_size + item_size * MOST_IMAGES + 1)
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            content = stream.read(header_size + item_size * MOST_IMAGES + 1)
+    except EOFError:
+        raise InputError(f"'{file}' is truncated: its gzip stream ends early") from None
+    except (OSError, zlib.error) as error:
+        raise InputError(f"'{file}' cannot be read: {error}") from None
     if len(content) < header_size:
         raise InputError(f"'{file}' is truncated: {len(content)} bytes, expected a header of {header_size}")
     magic, count, *dimensions = struct.unpack_from(f">{2 + len(shape)}I", content)
@@ -76,14 +82,3 @@ def _read_idx(file: Path, shape: tuple[int, ...]) -> Tensor:
         fault = f"is truncated: {len(content)} bytes" if len(content) < size else f"goes on after {size} bytes"
         raise InputError(f"'{file}' {fault}, expected {size} for the {count} examples of its header")
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=header_size).copy()).reshape(count, *shape)
-
-
-def _read(file: Path, most: int) -> bytes:
-    """At most ``most`` bytes of a file, unpacked where it is gzipped."""
-    try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            return stream.read(most)
-    except EOFError:
-        raise InputError(f"'{file}' is truncated: its gzip stream ends early") from None
-    except (OSError, zlib.error) as error:
-        raise InputError(f"'{file}' cannot be read: {error}") from None

@@ -61,9 +61,8 @@ class Split:
         total = len(self)
         count = round(share * total) if 0 < share < 1 else 0
         if not 0 < count < total:
-            raise InputError(
-                f"a share of {share} of {total} examples leaves a part empty; give a share between 0 and 1 that does not"
-            )
+            fix = "give a share between 0 and 1 that does not"
+            raise InputError(f"a share of {share} of {total} examples leaves a part empty; {fix}")
         order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
         # Sorted by class, in random order within each, evenly spaced picks take the same share of every class.
         order = order[self.y.cpu()[order].argsort(stable=True)]
@@ -88,10 +87,9 @@ class DataSet:
     @cached_property
     def fingerprint(self) -> str:
         """A checksum of all examples, which tells whether two data sets are the same."""
-        parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        tensors = {
-            f"{name}.{kind}": getattr(part, kind) for name, part in parts.items() if part is not None for kind in ("x", "y")
-        }
+        tensors = {"train.x": self.train.x, "train.y": self.train.y, "test.x": self.test.x, "test.y": self.test.y}
+        if self.validation is not None:
+            tensors |= {"validation.x": self.validation.x, "validation.y": self.validation.y}
         return tensors_checksum(tensors)
 
     def with_validation(self, share: float = 0.1, *, seed: int = 0) -> DataSet:

@@ -1,18 +1,79 @@
-"""The data sets that ``--data`` names, each stated once: how it is read, and what is usually trained on it."""
+"""The data sets that ``--data`` names, each stated once: how it is read, and what is usually trained on it.
+
+Those that need no files are here.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Generator, Tensor
+
 from flipgrad.data.cifar10 import cifar10
-from flipgrad.data.digits import digits
 from flipgrad.data.images import image_folder
 from flipgrad.data.mnist import mnist
-from flipgrad.data.sets import DataSet
-from flipgrad.data.toy import toy
+from flipgrad.data.sets import DataSet, Split
+from flipgrad.errors import InputError
+
+TEST_DIGITS = 360
+
+
+def digits() -> DataSet:
+    """1,437 training and 360 test images [1, 8, 8] with values in [-1, 1]; the split is stratified and always the same.
+
+    The handwritten digits that come with scikit-learn: no download.
+    Alpaydin, Kaynak. Optical Recognition of Handwritten Digits. UCI Machine Learning Repository, 1998.
+
+    >>> len(digits().train), len(digits().test)
+    (1437, 360)
+    """
+    raw = load_digits()
+    x = torch.tensor(raw.images, dtype=torch.float32)[:, None] / 8 - 1
+    y = torch.tensor(raw.target)
+    train, test = train_test_split(range(len(y)), test_size=TEST_DIGITS, stratify=raw.target, random_state=0)
+    return DataSet("digits", Split(x[train], y[train]), Split(x[test], y[test]), classes=10, background=-1.0)
+
+
+def toy(points: int = 100, *, seed: int = 0) -> DataSet:
+    """The paper's two overlapping classes in the plane.
+
+    Points with x in [-pi/2, pi/2]: class 0 uniform above y = 0 up to 1, class 1 uniform below y = cos x down to -1.
+    Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochastic Binary Networks. NeurIPS 2020,
+    appendix C.1; there the classes are called 1 and 2.
+
+    Args:
+        points: per class, in the training and in the test part each.
+        seed: of the draw.
+
+    >>> toy().train.x.shape, toy().train.y.bincount()
+    (torch.Size([200, 2]), tensor([100, 100]))
+    """
+    if points < 1:
+        raise InputError(f"toy(points={points}): give at least one point per class")
+    generator = torch.Generator().manual_seed(seed)
+    return DataSet("toy", _points(points, generator), _points(points, generator), classes=2, background=0.0)
+
+
+def _points(points: int, generator: Generator) -> Split:
+    above = _rectangle(points, 0.0, generator)
+    below = torch.empty(0, 2)
+    while len(below) < points:
+        candidates = _rectangle(points, -1.0, generator)
+        below = torch.cat([below, candidates[candidates[:, 1] < candidates[:, 0].cos()]])
+    return Split(torch.cat([above, below[:points]]), torch.arange(2).repeat_interleave(points))
+
+
+def _rectangle(points: int, bottom: float, generator: Generator) -> Tensor:
+    """Uniform points with x in [-pi/2, pi/2] and y in [bottom, 1]."""
+    u = torch.rand(points, 2, generator=generator)
+    return torch.stack([math.pi * (u[:, 0] - 0.5), bottom + (1 - bottom) * u[:, 1]], 1)
 
 
 @final

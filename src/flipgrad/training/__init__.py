@@ -1,15 +1,20 @@
 """Training a stochastic binary network: configuration, the loop, metrics, and what a run leaves behind."""
 
-from flipgrad.training.checkpoint import Checkpoint
-from flipgrad.training.config import TrainConfig
-from flipgrad.training.load import Run, load_run
-from flipgrad.training.loop import train
+from flipgrad.training.config import TrainConfig, load_data, make_net
+from flipgrad.training.loop import automatic_rate, train
 from flipgrad.training.metrics import Evaluation, evaluate
 from flipgrad.training.models import MODELS, cifar_net, digits_net, fully_connected, mnist_net, model
-from flipgrad.training.problem import load_data, make_net
 from flipgrad.training.processes import Processes, connect
-from flipgrad.training.rate import automatic_rate
-from flipgrad.training.run import RunFolder, read_checkpoint, read_config, read_trials, read_weights
+from flipgrad.training.run import (
+    Checkpoint,
+    Run,
+    RunFolder,
+    load_run,
+    read_checkpoint,
+    read_config,
+    read_trials,
+    read_weights,
+)
 from flipgrad.training.trainer import DivergenceError, Trainer
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The configuration of a training run: every option is stated here, and here alone."""
+"""The configuration of a training run, whose every option is stated here alone, and the data set and network it asks for."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
 from reprlib import repr as brief
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from flipgrad.data import AUGMENTATIONS, SOURCES
+from flipgrad.data import AUGMENTATIONS, SOURCES, DataSet
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.estimators.names import for_training, is_user_estimator
+from flipgrad.network import Sequential
 from flipgrad.noise import NOISES, noise_by_name
-from flipgrad.training.models import MODELS, NORMS
+from flipgrad.training.models import MODELS, NORMS, NormName, model
+from flipgrad.user_code import call_user_function, check_runs, is_user_function
 
 # What is wanted is found by the run itself: the data set's own choice, or a search.
 AUTO = "auto"
@@ -38,25 +41,15 @@ BUILT_IN = [name for name, source in SOURCES.items() if not source.needs_folder]
 
 
 def _option(
-    default: Any,
-    panel: str,
-    text: str,
-    *,
-    choices: Sequence[str] = (),
-    least: int | None = None,
-    most: int = LARGEST_INT,
+    default: Any, panel: str, text: str, *, choices: Sequence[str] = (), least: int | None = None, most: int = LARGEST_INT
 ) -> Any:
-    """A field of the configuration.
-
-    Args:
-        default: its value where none is given.
-        panel: where the help of ``flipgrad train`` shows it.
-        text: what it is, for that help.
-        choices: the values that it may have; by default any of its type.
-        least: of a number.
-        most: of a whole number.
-    """
+    """A field of the configuration, of which the help shows ``text`` in a ``panel``; whole numbers have a least and a most."""
     return field(default=default, metadata={"panel": panel, "text": text, "choices": choices, "least": least, "most": most})
+
+
+def _choice(panel: str, text: str, *choices: str) -> Any:
+    """A field that is one of some words, by default the first."""
+    return _option(choices[0], panel, text, choices=choices)
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,7 @@ class TrainConfig:
     Every field is an option of ``flipgrad train``, which shows these texts.
     """
 
-    data: str = _option("digits", PROBLEM, f"Data set: {', '.join(SOURCES)} (a folder by class).", choices=tuple(SOURCES))
+    data: str = _choice(PROBLEM, f"Data set: {', '.join(SOURCES)} (a folder by class).", *SOURCES)
     data_folder: str | None = _option(
         None, PROBLEM, f"Where the files of {', '.join(NEED_FOLDER[:-1])} or {NEED_FOLDER[-1]} are."
     )
@@ -78,20 +71,15 @@ class TrainConfig:
         "data set.",
     )
     width: float = _option(1.0, PROBLEM, "Factor on the channels or units of our networks.")
-    norm: str = _option(
-        "none", PROBLEM, "Before every sign: none, batch (BatchNorm), affine (a learned scale and shift).", choices=NORMS
-    )
+    norm: str = _choice(PROBLEM, "Before every sign: none, batch (BatchNorm), affine (a learned scale and shift).", *NORMS)
     noise: str = _option("logistic", PROBLEM, f"Of all units: {', '.join(NOISES)}; with a scale, logistic:0.5.")
     validation: float = _option(
         0.1,
         PROBLEM,
         "Share of the training images held out for the metrics of every epoch; with 0 these are on the test images.",
     )
-    augment: str = _option(
-        AUTO,
-        PROBLEM,
-        f"Augmentation: {', '.join((AUTO, *AUGMENTATIONS))} (the data set's usual).",
-        choices=(AUTO, *AUGMENTATIONS),
+    augment: str = _choice(
+        PROBLEM, f"Augmentation: {', '.join((AUTO, *AUGMENTATIONS))} (the data set's usual).", AUTO, *AUGMENTATIONS
     )
     estimator: str = _option(
         "psa",
@@ -99,18 +87,10 @@ class TrainConfig:
         f"Gradient estimator: {', '.join(ESTIMATORS)}; psa:sampled (the paper's), arms:8, reinforce+running too; or your own, "
         "mine:Mix.",
     )
-    objective: str = _option(
-        "expected",
-        METHOD,
-        "What to minimise: the expected loss, or the multi-sample bound.",
-        choices=("expected", "bound"),
-    )
+    objective: str = _choice(METHOD, "What to minimise: the expected loss, or the multi-sample bound.", "expected", "bound")
     samples: int = _option(1, METHOD, "Draws of all noises per update.", least=1)
-    draws: str = _option(
-        "independent",
-        METHOD,
-        "independent, or antithetic: pairs with opposite noise, less variance.",
-        choices=("independent", "antithetic"),
+    draws: str = _choice(
+        METHOD, "independent, or antithetic: pairs with opposite noise, less variance.", "independent", "antithetic"
     )
     epochs: int = _option(45, METHOD, "Passes over the training images.", least=1)
     batch_size: int = _option(64, METHOD, "Images per update, of all processes together.", least=1)
@@ -118,26 +98,19 @@ class TrainConfig:
     search_trials: int = _option(10, METHOD, "Rates that --lr auto tries.", least=2)
     search_epochs: int = _option(5, METHOD, "Epochs of each.", least=1)
     search_images: int | None = _option(None, METHOD, "Training images of each (default: all).", least=2)
-    schedule: str = _option(
-        "constant",
-        METHOD,
-        "Learning rate: constant, cosine (down to 0), step (a tenth after 1/2 and 3/4).",
-        choices=("constant", "cosine", "step"),
+    schedule: str = _choice(
+        METHOD, "Learning rate: constant, cosine (down to 0), step (a tenth after 1/2 and 3/4).", "constant", "cosine", "step"
     )
-    optimizer: str = _option("sgd", METHOD, "sgd (with Nesterov momentum) or adam.", choices=("sgd", "adam"))
+    optimizer: str = _choice(METHOD, "sgd (with Nesterov momentum) or adam.", "sgd", "adam")
     momentum: float = _option(0.9, METHOD, "Of SGD.")
     weight_decay: float = _option(0.0, METHOD, "Factor of the weights in their gradient.")
     seed: int = _option(0, METHOD, "Same seed, same run.", least=0)
     device: str = _option("cpu", MACHINE, "Torch device: cpu, cuda, ...")
     # One thread for small networks gives the same numbers everywhere; the command takes all cores for the others.
     threads: int = _option(
-        1,
-        MACHINE,
-        f"CPU threads (default: 1 for {' and '.join(BUILT_IN)}, else all cores).",
-        least=1,
-        most=MOST_THREADS,
+        1, MACHINE, f"CPU threads (default: 1 for {' and '.join(BUILT_IN)}, else all cores).", least=1, most=MOST_THREADS
     )
-    precision: str = _option("float32", MACHINE, "float32, or bfloat16 for mixed precision.", choices=("float32", "bfloat16"))
+    precision: str = _choice(MACHINE, "float32, or bfloat16 for mixed precision.", "float32", "bfloat16")
     eval_samples: int = _option(10, STORED, "Draws per image for the reported numbers.", least=1)
     eval_train: int = _option(0, STORED, "Report the numbers on this many training images, too.", least=0)
 
@@ -177,14 +150,10 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, values: object, where: str = "the configuration") -> TrainConfig:
-        """The configuration of fields by name; those that are missing have their default.
-
-        Args:
-            values: what :meth:`to_json` gave.
-            where: the file they come from, for errors.
+        """The configuration of fields by name, as :meth:`to_json` gives them; those that are missing have their default.
 
         Raises:
-            InputError: if a name is unknown or a value is not what it should be.
+            InputError: if a name is unknown or a value is not what it should be; it begins with ``where`` they come from.
 
         >>> TrainConfig.from_json({"epochs": 3}).epochs
         3
@@ -203,18 +172,18 @@ class TrainConfig:
 
 def _check_field(option: Field[Any], value: object) -> None:
     """Refuse a value that is not of the field's type, or not among those that it may have: one from a file may be anything."""
-    name, allowed = option.name, option.metadata
+    name, least, most, choices = option.name, *(option.metadata[key] for key in ("least", "most", "choices"))
     types = tuple(kind for part in str(option.type).split(" | ") for kind in TYPES[part])
     if isinstance(value, bool) or not isinstance(value, types):
         raise InputError(f"{name} is {brief(value)}, expected {option.type}")
-    if isinstance(value, int) and abs(value) > allowed["most"]:
-        raise InputError(f"{name} is {brief(value)}; it must be at most {allowed['most']}")
-    if isinstance(value, int) and allowed["least"] is not None and value < allowed["least"]:
-        raise InputError(f"{name} is {value}; it must be at least {allowed['least']}")
+    if isinstance(value, int) and abs(value) > most:
+        raise InputError(f"{name} is {brief(value)}; it must be at most {most}")
+    if isinstance(value, int) and least is not None and value < least:
+        raise InputError(f"{name} is {value}; it must be at least {least}")
     if isinstance(value, str) and (len(value) > LONGEST_TEXT or CONTROL_CHARACTERS.search(value)):
         raise InputError(f"{name} is {brief(value)}; it must have at most {LONGEST_TEXT} characters, and no control characters")
-    if allowed["choices"] and value not in allowed["choices"]:
-        raise InputError(f"unknown {name} {brief(value)}; choose from {', '.join(allowed['choices'])}")
+    if choices and value not in choices:
+        raise InputError(f"unknown {name} {brief(value)}; choose from {', '.join(choices)}")
 
 
 def check_device(device: str) -> None:
@@ -225,3 +194,52 @@ def check_device(device: str) -> None:
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"device {brief(device)} is not available ({reason:.200}); use cpu") from None
+
+
+def load_data(config: TrainConfig) -> DataSet:
+    """The data set, with its validation part if one is wanted."""
+    source = SOURCES[config.data]
+    if source.needs_folder and config.data_folder is None:
+        raise InputError(f"the data set '{config.data}' is read from files: give their folder with --data-folder")
+    if not source.needs_folder and config.data_folder is not None:
+        raise InputError(f"the data set '{config.data}' has no files; leave --data-folder out")
+    if not source.resizes and config.image_size is not None:
+        raise InputError(f"image_size is for a folder of images; the data set '{config.data}' has its own size")
+    data = source.read(Path(config.data_folder or ""), config.image_size, config.seed)
+    if data.train.x.dim() != 4 and augmentation(config) != "none":
+        raise InputError(
+            f"augment '{config.augment}' is for images; the data set '{config.data}' has none: leave --augment out"
+        )
+    return data.with_validation(config.validation, seed=config.seed) if config.validation else data
+
+
+def make_net(config: TrainConfig, data: DataSet) -> Sequential:
+    """The network with its first weights, which only the seed decides.
+
+    A function that ``config.model`` names is imported and called: :func:`flipgrad.training.read_config` returns no such
+    configuration from a file unless the caller names the function, too.
+    """
+    name = SOURCES[config.data].model if config.model == AUTO else config.model
+    if name is None:
+        raise InputError(f"there is no network for '{config.data}': give --model, e.g. 200-200 or package.module:function")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        if is_user_function(name):
+            return _user_net(config, data)
+        return model(name, data, config.width, norm=cast(NormName, config.norm), noise=noise_by_name(config.noise))
+
+
+def augmentation(config: TrainConfig) -> str:
+    """The name of the augmentation that a run uses."""
+    return SOURCES[config.data].augment if config.augment == AUTO else config.augment
+
+
+def _user_net(config: TrainConfig, data: DataSet) -> Sequential:
+    for name in ("width", "norm", "noise"):
+        if getattr(config, name) != getattr(TrainConfig, name):
+            raise InputError(f"{name} is for our own networks; {config.model!r} decides itself: leave --{name} out")
+    net = call_user_function(config.model, data)
+    if not isinstance(net, Sequential):
+        raise InputError(f"--model {config.model!r} must return a flipgrad.Sequential for the data set, got {brief(net)}")
+    check_runs(config.model, net, data.train.x[:2], data.classes)
+    return net

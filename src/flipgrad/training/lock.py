@@ -39,14 +39,13 @@ class FolderLock:
             except OSError:
                 holder = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
                 os.close(descriptor)
-                raise InputError(
-                    f"'{folder}' is being written by another run (process {holder}); wait for it or stop it, or give another "
-                    "--output"
-                ) from None
+                fix = "wait for it or stop it, or give another --output"
+                raise InputError(f"'{folder}' is being written by another run (process {holder}); {fix}") from None
             # The file may have been taken away by its last holder between opening and locking: then this locks nothing.
-            if self._is_current(descriptor):
-                self._descriptor = descriptor
-            else:
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(self._file)):
+                    self._descriptor = descriptor
+            if self._descriptor is None:
                 os.close(descriptor)
         try:
             os.ftruncate(self._descriptor, 0)
@@ -64,9 +63,3 @@ class FolderLock:
                 self._file.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = None
-
-    def _is_current(self, descriptor: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self._file))
-        except FileNotFoundError:
-            return False

@@ -1,11 +1,11 @@
-"""The training loop: updates, and what is stored when, so that nothing is lost."""
+"""The training loop: updates, and what is stored when, so that nothing is lost; and the search for the learning rate."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar, final
 
 import torch
@@ -14,16 +14,14 @@ from flipgrad import files
 from flipgrad.data import DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.network import Sequential
-from flipgrad.training.checkpoint import Checkpoint
 from flipgrad.training.config import TrainConfig
 from flipgrad.training.metrics import Evaluation, is_record
 from flipgrad.training.processes import Processes
-from flipgrad.training.run import RunFolder
-from flipgrad.training.trainer import Trainer
+from flipgrad.training.run import Checkpoint, RunFolder
+from flipgrad.training.search import Search, Trial, running_mean, search_rate
+from flipgrad.training.trainer import DivergenceError, Trainer
 
 T = TypeVar("T")
-# Told after every update: how many were done of how many, and the last epoch's record (empty during the first one).
-Report = Callable[[int, int, Mapping[str, Any]], None]
 
 # Updates after which many processes ask one another whether to stop or to save: each time costs a message.
 AGREE_EVERY = 10
@@ -37,7 +35,7 @@ def train(
     *,
     processes: Processes | None = None,
     checkpoint: Checkpoint | None = None,
-    report: Report = lambda done, total, record: None,
+    report: Callable[[int, int, Mapping[str, Any]], None] = lambda done, total, record: None,
     epoch_done: Callable[[Mapping[str, Any]], None] = lambda record: None,
     stop: Callable[[], bool] = lambda: False,
     minutes: float = 5.0,
@@ -54,7 +52,7 @@ def train(
         folder: of the run; None stores nothing, and is what processes other than the first one give.
         processes: those that train together; by default this one alone.
         checkpoint: where to go on, from the ``folder``.
-        report: told after every update.
+        report: told after every update how many were done of how many, and the last epoch's record (empty during the first).
         epoch_done: told the metrics of every epoch.
         stop: asked between updates whether to save and stop.
         minutes: between checkpoints within an epoch.
@@ -72,11 +70,7 @@ def train(
     with isolated(processes.device):
         trainer = Trainer(config, net, data, processes)
         keeper = _Keeper(trainer, folder, processes, minutes)
-        record: Mapping[str, Any] = {}
-        if checkpoint is None:
-            keeper.begin()
-        else:
-            record = keeper.go_on(checkpoint)
+        record = keeper.begin(checkpoint)
         total = config.epochs * trainer.updates
         while trainer.epoch < config.epochs:
             while trainer.updates_done < trainer.updates:
@@ -87,6 +81,62 @@ def train(
             epoch_done(record)
             keeper.end_epoch(record)
         return keeper.finish(record)
+
+
+def automatic_rate(
+    config: TrainConfig,
+    make_net: Callable[[], Sequential],
+    data: DataSet,
+    *,
+    processes: Processes | None = None,
+    done: Sequence[Trial] = (),
+    report: Callable[[int, int, Sequence[Trial]], None] = lambda updates, total, trials: None,
+    trial_done: Callable[[Sequence[Trial]], None] = lambda trials: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Search:
+    """Search for the learning rate that lowers the method's own objective most in a few epochs.
+
+    Args:
+        config: of the run; ``search_trials``, ``search_epochs`` and ``search_images`` say how long to search.
+        make_net: gives the network with its first weights, always the same.
+        data: the examples.
+        processes: those that train together.
+        done: the first trials of the same search, if it was interrupted.
+        report: told after every update how many of all are done, and the trials so far.
+        trial_done: told all trials after each: the place to store them.
+        stop: asked between updates whether to stop.
+
+    Raises:
+        KeyboardInterrupt: when told to stop; the trial at hand is lost.
+    """
+    processes = processes or Processes(config.device)
+    images = config.search_images or len(data.train)
+    if images > len(data.train):
+        raise InputError(f"search_images is {images}, and there are {len(data.train)}; give fewer, or leave it out")
+    if images < len(data.train):
+        data = replace(data, train=data.train.divide(images / len(data.train), seed=config.seed)[1])
+    trials = list(done)
+
+    def trial(rate: float) -> float:
+        with isolated(processes.device):
+            trainer = Trainer(replace(config, lr=rate, epochs=config.search_epochs), make_net(), data, processes)
+            losses = []
+            length = config.search_epochs * trainer.updates
+            while trainer.total_done < length:
+                trainer.update()
+                losses.append(trainer.batch_loss())
+                report(len(trials) * length + trainer.total_done, config.search_trials * length, trials)
+                if (processes.size == 1 or trainer.total_done % AGREE_EVERY == 0) and processes.any(stop()):
+                    raise KeyboardInterrupt
+                if trainer.updates_done == trainer.updates:
+                    trainer.next_epoch()
+            return running_mean(losses, trainer.updates)
+
+    def keep(found: Trial) -> None:
+        trials.append(found)
+        trial_done(trials)
+
+    return search_rate(trial, trials=config.search_trials, done=done, divergence=DivergenceError, report=keep)
 
 
 def isolated(device: torch.device) -> AbstractContextManager[None]:
@@ -102,14 +152,15 @@ class _Keeper:
         self._trainer, self._folder, self._processes, self._minutes = trainer, folder, processes, minutes
         self._saved_at = time.monotonic()
 
-    def begin(self) -> None:
+    def begin(self, checkpoint: Checkpoint | None) -> Mapping[str, Any]:
+        """Store the beginning, or go back to the checkpoint; the record of the last whole epoch, if there is one."""
+        if checkpoint is not None:
+            where = f"'{self._folder.path / RunFolder.CHECKPOINT}'" if self._folder else "the checkpoint"
+            self._trainer.restore(checkpoint, where)
+            return self._write(self._take_back) or {}
         self._write(self._store_config)
         self._save()
-
-    def go_on(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
-        """Go back to the checkpoint; the record of the last whole epoch."""
-        self._trainer.restore(checkpoint, f"'{self._folder.path / RunFolder.CHECKPOINT}'" if self._folder else "the checkpoint")
-        return self._write(self._take_back) or {}
+        return {}
 
     def _take_back(self, folder: RunFolder) -> Mapping[str, Any]:
         """Remove what was stored after the checkpoint, store what may be missing; the record of the last whole epoch."""

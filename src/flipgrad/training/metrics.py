@@ -44,12 +44,9 @@ class Evaluation:
 
 def is_record(metrics: Mapping[str, object]) -> bool:
     """Whether the ``metrics`` of an epoch, read from a file, hold what an evaluation, the objective and the split are."""
-    numbers = [metrics.get(field.name) for field in fields(Evaluation) if field.name != "saturated"] + [
-        metrics.get("objective")
-    ]
-    shares = metrics.get("saturated")
-    known = isinstance(shares, dict) and isinstance(metrics.get("split"), str)
-    return known and all(isinstance(number, float | int) for number in numbers)
+    numbers = {"objective", *(field.name for field in fields(Evaluation))} - {"saturated"}
+    known = isinstance(metrics.get("saturated"), dict) and isinstance(metrics.get("split"), str)
+    return known and all(isinstance(metrics.get(name), float | int) for name in numbers)
 
 
 @torch.no_grad()
@@ -74,10 +71,9 @@ def evaluate(
     """
     was_training = net.training
     net.eval()
-    sums = torch.zeros(6, dtype=torch.float64)
-    units = torch.zeros(2, len(net.binary_layers), dtype=torch.float64)
+    sums = torch.zeros(6 + 2 * len(net.binary_layers), dtype=torch.float64)
     for batch in data.batches(batch_size):
-        first, saturated, of = _observed(net, batch.x, generator)
+        first, units = _observed(net, batch.x, generator)
         # [samples, B, K]
         outputs = torch.stack([first, *(net(batch.x, generator=generator) for _ in range(samples - 1))])
         losses = CrossEntropy(batch.y)(outputs)
@@ -89,22 +85,17 @@ def evaluate(
             multi_sample_bound(losses),
             torch.ones_like(batch.y),
         )
-        sums += torch.stack([column.cpu().double().sum() for column in columns])
-        units += torch.stack([saturated, of])
+        sums += torch.cat([torch.stack([column.cpu().double().sum() for column in columns]), units])
     net.train(was_training)
-    everything = total(torch.cat([sums, units.flatten()]))
-    sums, (saturated, of) = everything[:6], everything[6:].view_as(units)
-    shares = dict(zip(_names(net), (saturated / of).tolist(), strict=True))
+    sums = total(sums)
+    saturated, of = sums[6:].view(2, -1)
+    shares = {f"layer {k}": share for k, share in enumerate((saturated / of).tolist(), 1)}
     single, ensemble, deterministic, expected, marginal = (sums[:5] / sums[5]).tolist()
     return Evaluation(samples, single, ensemble, deterministic, expected, marginal, shares)
 
 
-def _names(net: Sequential) -> list[str]:
-    return [f"layer {k}" for k in range(1, len(net.binary_layers) + 1)]
-
-
-def _observed(net: Sequential, x: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The outputs [B, K] of one sampled pass, and for every binary layer the numbers of saturated and of all units."""
+def _observed(net: Sequential, x: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
+    """The outputs [B, K] of one sampled pass, and the numbers of saturated units of every binary layer, then of all units."""
     saturated, of = [], []
 
     def visit(call: LayerCall) -> Tensor:
@@ -114,4 +105,4 @@ def _observed(net: Sequential, x: Tensor, generator: Generator | None) -> tuple[
         return call.sample(a)
 
     outputs = net.outputs(net.run(net.front(x), visit, fresh(generator)))
-    return outputs, torch.stack(saturated).cpu().double(), torch.tensor(of).double()
+    return outputs, torch.cat([torch.stack(saturated).cpu(), torch.tensor(of)]).double()

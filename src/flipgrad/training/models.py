@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from reprlib import repr as brief
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -19,7 +18,7 @@ from flipgrad.errors import InputError
 from flipgrad.layers import BinaryConv2d, BinaryLinear
 from flipgrad.network import Sequential
 from flipgrad.noise import Noise
-from flipgrad.norms import Norm, ScaleShift
+from flipgrad.norms import ScaleShift
 
 # Before every sign: nothing, BatchNorm, or a learned scale and shift per channel.
 NormName = Literal["none", "batch", "affine"]
@@ -32,7 +31,6 @@ CIFAR_STRIDES = (1, 1, 2, 1, 1, 2, 1, 1)
 
 # Units of one layer: with more of them, sizes of weights leave the numbers of 64 bits.
 MOST_UNITS = 2**24
-
 
 # A convolution: channels of its output, kernel, stride, padding.
 _Conv = tuple[int, int, int, int]
@@ -48,7 +46,7 @@ def digits_net(classes: int = 10, *, width: float = 1.0, noise: Noise | None = N
         norm: before every sign: "none", "batch" (``BatchNorm``) or "affine" (:class:`flipgrad.ScaleShift`).
     """
     convs = [(32, 3, 1, 1), (64, 3, 2, 1), (64, 3, 1, 0)]
-    return _convolutional("digits_net", 1, convs, _Layers(noise, norm), width=width, classes=classes, real=1)
+    return _convolutional("digits_net", 1, convs, classes, width, noise, norm, real=1)
 
 
 def mnist_net(classes: int = 10, *, width: float = 1.0, noise: Noise | None = None, norm: NormName = "none") -> Sequential:
@@ -58,7 +56,7 @@ def mnist_net(classes: int = 10, *, width: float = 1.0, noise: Noise | None = No
     Arguments are those of :func:`digits_net`.
     """
     convs = [(32, 5, 2, 2), (64, 3, 2, 1), (128, 3, 1, 0), (128, 3, 2, 0)]
-    return _convolutional("mnist_net", 1, convs, _Layers(noise, norm), width=width, classes=classes, real=1)
+    return _convolutional("mnist_net", 1, convs, classes, width, noise, norm, real=1)
 
 
 def cifar_net(width: float = 1.0, classes: int = 10, *, noise: Noise | None = None, norm: NormName = "none") -> Sequential:
@@ -69,7 +67,7 @@ def cifar_net(width: float = 1.0, classes: int = 10, *, noise: Noise | None = No
     Arguments are those of :func:`digits_net`; the paper has no norm.
     """
     convs = [(*conv, 0) for conv in zip(CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES, strict=True)]
-    return _convolutional("cifar_net", 3, convs, _Layers(noise, norm), width=width, classes=classes)
+    return _convolutional("cifar_net", 3, convs, classes, width, noise, norm, real=0)
 
 
 def fully_connected(
@@ -81,22 +79,16 @@ def fully_connected(
         inputs: numbers per example, [B, inputs].
         widths: units of every binary layer.
         classes: outputs of the head.
-        noise: of all units; logistic by default.
-        norm: before every sign, as for :func:`digits_net`.
+        noise, norm: as for :func:`digits_net`.
 
     >>> fully_connected(2, [5, 5, 5], 2).head
     Linear(in_features=5, out_features=2, bias=True)
     """
-    layer = _Layers(noise, norm)
-    return _fitting(lambda: Sequential(*_connected(inputs, widths, layer), head=nn.Linear(widths[-1], classes)))
-
-
-class _Make(Protocol):
-    def __call__(self, *, width: float, classes: int, noise: Noise | None, norm: NormName) -> Sequential: ...
+    return _fitting(lambda: Sequential(*_connected(inputs, widths, noise, norm), head=nn.Linear(widths[-1], classes)))
 
 
 # By name: the network, and the images [C, H, W] that it is for.
-MODELS: dict[str, tuple[_Make, tuple[int, int, int]]] = {
+MODELS: dict[str, tuple[Callable[..., Sequential], tuple[int, int, int]]] = {
     "digits": (digits_net, (1, 8, 8)),
     "mnist": (mnist_net, (1, 28, 28)),
     "cifar": (cifar_net, (3, 32, 32)),
@@ -109,9 +101,7 @@ def model(name: str, data: DataSet, width: float = 1.0, *, norm: NormName = "non
     Args:
         name: one of ``MODELS``, or the units of every layer of a fully connected net, such as "200-200-200-200".
         data: what it is to be trained on.
-        width: the factor on the numbers of channels or units.
-        norm: before every sign, as for :func:`digits_net`.
-        noise: of all units; logistic by default.
+        width, norm, noise: as for :func:`digits_net`; the width is a factor on units, too.
 
     Raises:
         InputError: if there is no such network, or it is not for such images.
@@ -123,9 +113,8 @@ def model(name: str, data: DataSet, width: float = 1.0, *, norm: NormName = "non
     shape = tuple(data.train.x.shape[1:])
     if re.fullmatch(r"\d{1,20}(-\d{1,20})*", name, re.ASCII):
         widths = _widened("model", width, _checked([int(units) for units in name.split("-")]))
-        inputs, layer = data.train.x[0].numel(), _Layers(noise, norm)
-        head = widths[-1], data.classes
-        return _fitting(lambda: Sequential(nn.Flatten(), *_connected(inputs, widths, layer), head=nn.Linear(*head)))
+        inputs, head = math.prod(shape), (widths[-1], data.classes)
+        return _fitting(lambda: Sequential(nn.Flatten(), *_connected(inputs, widths, noise, norm), head=nn.Linear(*head)))
     if name not in MODELS:
         raise InputError(
             f"unknown model {brief(name)}; choose from {', '.join(MODELS)}, or give widths such as 200-200-200-200"
@@ -149,33 +138,8 @@ def _fitting(make: Callable[[], Sequential]) -> Sequential:
     return make()
 
 
-@dataclass(frozen=True)
-class _Layers:
-    """Makes the binary layers of a network, all with the same noise and kind of norm.
-
-    The norm has a shift of its own, so a layer with one has no bias.
-    """
-
-    noise: Noise | None
-    norm: NormName
-
-    def __post_init__(self) -> None:
-        if self.norm not in NORMS:
-            raise InputError(f"unknown norm {self.norm!r}; choose from {', '.join(NORMS)}")
-
-    def conv(self, inputs: int, outputs: int, kernel: int, stride: int, padding: int) -> BinaryConv2d:
-        return BinaryConv2d(inputs, outputs, kernel, stride, padding, **self._options(nn.BatchNorm2d, outputs))
-
-    def linear(self, inputs: int, outputs: int) -> BinaryLinear:
-        return BinaryLinear(inputs, outputs, **self._options(nn.BatchNorm1d, outputs))
-
-    def _options(self, batch_norm: type[nn.BatchNorm1d | nn.BatchNorm2d], channels: int) -> dict[str, Any]:
-        norm: Norm | None = {"batch": batch_norm, "affine": ScaleShift, "none": lambda channels: None}[self.norm](channels)
-        return {"bias": norm is None, "noise": self.noise, "norm": norm}
-
-
 def _convolutional(
-    name: str, inputs: int, convs: Sequence[_Conv], layer: _Layers, *, width: float, classes: int, real: int = 0
+    name: str, inputs: int, convs: Sequence[_Conv], classes: int, width: float, noise: Noise | None, norm: NormName, real: int
 ) -> Sequential:
     """Convolutions, the first ``real`` ones with ReLU and the others binary, and a linear head on their 2 x 2 positions."""
     channels = [inputs, *_widened(name, width, [conv[0] for conv in convs])]
@@ -184,12 +148,21 @@ def _convolutional(
         if number < real:
             modules += [nn.Conv2d(n, m, kernel, stride, padding), nn.ReLU()]
         else:
-            modules += [layer.conv(n, m, kernel, stride, padding)]
+            modules += [BinaryConv2d(n, m, kernel, stride, padding, **_options(noise, norm, nn.BatchNorm2d, m))]
     return Sequential(*modules, nn.Flatten(), head=nn.Linear(channels[-1] * 2 * 2, classes))
 
 
-def _connected(inputs: int, widths: Sequence[int], layer: _Layers) -> list[BinaryLinear]:
-    return [layer.linear(n, m) for n, m in pairwise([inputs, *_checked(widths)])]
+def _connected(inputs: int, widths: Sequence[int], noise: Noise | None, norm: NormName) -> list[BinaryLinear]:
+    sizes = pairwise([inputs, *_checked(widths)])
+    return [BinaryLinear(n, m, **_options(noise, norm, nn.BatchNorm1d, m)) for n, m in sizes]
+
+
+def _options(noise: Noise | None, norm: NormName, batch_norm: Callable[[int], nn.Module], channels: int) -> dict[str, Any]:
+    """The options of a binary layer; one with a norm, which has a shift of its own, has no bias."""
+    if norm not in NORMS:
+        raise InputError(f"unknown norm {norm!r}; choose from {', '.join(NORMS)}")
+    kinds: dict[str, Callable[[int], nn.Module]] = {"batch": batch_norm, "affine": ScaleShift}
+    return {"noise": noise, "bias": norm == "none", "norm": kinds[norm](channels) if norm in kinds else None}
 
 
 def _checked(widths: Sequence[int]) -> Sequence[int]:

@@ -21,17 +21,10 @@ FUSED = ("cpu", "cuda")
 def make_optimizer(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """SGD with Nesterov momentum, or Adam."""
     fused = torch.device(config.device).type in FUSED
+    options: dict[str, Any] = {"lr": config.rate, "weight_decay": config.weight_decay, "fused": fused}
     if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=config.rate, weight_decay=config.weight_decay, fused=fused)
-    nesterov = config.momentum > 0
-    return torch.optim.SGD(
-        parameters,
-        lr=config.rate,
-        momentum=config.momentum,
-        nesterov=nesterov,
-        weight_decay=config.weight_decay,
-        fused=fused,
-    )
+        return torch.optim.Adam(parameters, **options)
+    return torch.optim.SGD(parameters, momentum=config.momentum, nesterov=config.momentum > 0, **options)
 
 
 def scheduled_rate(config: TrainConfig, share: float) -> float:
@@ -47,28 +40,17 @@ def scheduled_rate(config: TrainConfig, share: float) -> float:
     return config.rate
 
 
-def set_rate(optimizer: Optimizer, value: float) -> None:
-    """Use another learning rate from the next update on."""
-    for group in optimizer.param_groups:
-        group["lr"] = value
-
-
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     """The state of every parameter by the parameter's number and the state's name, such as "0.momentum_buffer"."""
     state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
-    return {
-        f"{number}.{name}": value
-        for number, values in state.items()
-        for name, value in values.items()
-        if isinstance(value, Tensor)
-    }
+    named = {f"{number}.{name}": value for number, values in state.items() for name, value in values.items()}
+    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     """Give an optimizer the state that :func:`optimizer_tensors` gave.
 
-    Raises:
-        ValueError: if a tensor belongs to no parameter, or is not like its own: a fused step reads it by address.
+    A tensor that belongs to no parameter, or is not like its own, is a ValueError: a fused step reads it by address.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}

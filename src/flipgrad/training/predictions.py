@@ -48,21 +48,23 @@ def describe(
     Raises:
         InputError: if there is nothing to predict, or the outputs are no class scores.
     """
-    _check(split, samples, examples)
+    if not len(split):
+        raise InputError("describe: the split is empty; give at least one example")
+    if samples < 1:
+        raise InputError(f"describe(samples={samples}): at least one sample is needed")
+    if examples < 0:
+        raise InputError(f"describe(examples={examples}): give 0 or more")
     count = min(examples, len(split))
-    chooser = torch.Generator().manual_seed(seed)
-    drawn = torch.randperm(len(split), generator=chooser)[: count - count // 3]
+    drawn = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[: count - count // 3]
     noise = torch.Generator(split.y.device).manual_seed(seed)
     was_training = net.training
     net.eval()
     kept, uncertain, disagreeing, correct = _survey(net, split, samples, noise, drawn, count // 3, batch_size)
     net.train(was_training)
+    chosen = [*((index, "random") for index in drawn.tolist()), *((index, "uncertain") for index in uncertain)]
     return {
         "samples": samples,
-        "examples": [
-            *(_example(split, index, kept[index], "random") for index in drawn.tolist()),
-            *(_example(split, index, kept[index], "uncertain") for index in uncertain),
-        ],
+        "examples": [_example(split, index, kept[index], how) for index, how in chosen],
         "disagreement": _histogram(disagreeing, correct, samples),
     }
 
@@ -72,9 +74,8 @@ def _survey(
 ) -> tuple[dict[int, Tensor], list[int], Tensor, Tensor]:
     """Predict all examples.
 
-    Returns:
-        The members [samples, K] of the ``drawn`` examples and of the ``uncertain`` ones by their indices; the indices of the
-        latter; and for every example how many members disagree with the ensemble, and whether that is right.
+    Gives the members [samples, K] of the ``drawn`` examples and of the ``uncertain`` ones by their indices; the indices of the
+    latter; and for every example how many members disagree with the ensemble, and whether that is right.
     """
     # Negative entropies never are among the largest.
     entropies = torch.full((len(split),), -1.0, dtype=torch.float64)
@@ -96,15 +97,6 @@ def _survey(
         kept |= {start + row: members[:, row] for row in range(members.shape[1]) if start + row in candidates}
         kept = {index: kept[index] for index in kept.keys() & candidates}
     return kept, least_certain, disagreeing, correct
-
-
-def _check(split: Split, samples: int, examples: int) -> None:
-    if not len(split):
-        raise InputError("describe: the split is empty; give at least one example")
-    if samples < 1:
-        raise InputError(f"describe(samples={samples}): at least one sample is needed")
-    if examples < 0:
-        raise InputError(f"describe(examples={examples}): give 0 or more")
 
 
 def _members(net: Sequential, x: Tensor, samples: int, noise: Generator) -> Tensor:

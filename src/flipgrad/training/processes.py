@@ -16,9 +16,13 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from flipgrad.errors import InputError
+from flipgrad.estimators import Baseline, ConstantBaseline, LearnedBaseline, RunningBaseline
+from flipgrad.estimators._tuned import TunedEstimator
 
 # What many processes compute on, and how they talk to one another there.
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+# Modules of estimators whose buffers are known to be shareable, or never change.
+SHAREABLE = (TunedEstimator, RunningBaseline, ConstantBaseline, LearnedBaseline)
 
 
 @final
@@ -75,17 +79,50 @@ class Processes:
         """Whether it is so in any process."""
         return flag if self.size == 1 else bool(self.sum(torch.tensor(int(flag))))
 
-    def average(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace gradients by their mean over processes, for parameters that are not the network's."""
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad = self.sum(parameter.grad) / self.size
-
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
         """Replace tensors by those of process 0."""
         if self.size > 1:
             for tensor in tensors:
                 distributed.broadcast(tensor, 0)
+
+    def check_shareable(self, estimator: nn.Module) -> None:
+        """Refuse an estimator whose state would differ between many processes."""
+        for module in estimator.modules() if self.size > 1 else ():
+            learns = isinstance(module, Baseline) or any(True for _ in module.buffers(recurse=False))
+            if learns and not isinstance(module, SHAREABLE):
+                raise InputError(
+                    f"{type(estimator).__name__} keeps a state in {type(module).__name__} that many processes cannot share; "
+                    "train with one process, or with another estimator"
+                )
+
+    def agree(self, estimator: nn.Module, mine: Tensor, count: int) -> None:
+        """After a backward pass, give an estimator the same gradients and averages in all processes.
+
+        ``mine`` are the examples that this process used, of ``count`` in the whole batch.
+        """
+        if self.size == 1:
+            return
+        for parameter in estimator.parameters():
+            if parameter.grad is not None:
+                parameter.grad = self.sum(parameter.grad) / self.size
+        for module in estimator.modules():
+            if isinstance(module, TunedEstimator):
+                module.level.copy_(self.sum(module.level) / self.size)
+            elif isinstance(module, RunningBaseline):
+                self._share_averages(module, mine, count)
+
+    def _share_averages(self, baseline: RunningBaseline, mine: Tensor, count: int) -> None:
+        """Every process learned about its own examples: all learn what the others did."""
+        largest = -(-count // self.size)
+        index = torch.full((largest,), -1, device=mine.device)
+        values = baseline.average.new_zeros(largest)
+        # A process without examples of its own has looked at one of another's.
+        if count > self.rank:
+            index[: len(mine)], values[: len(mine)] = mine, baseline.average[mine]
+        everyone, averages = self.gather(index).flatten(), self.gather(values).flatten()
+        known = everyone >= 0
+        baseline.average[everyone[known]] = averages[known]
+        baseline.seen[everyone[known]] = True
 
     def close(self) -> None:
         """Part from the others."""

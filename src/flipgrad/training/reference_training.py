@@ -32,26 +32,15 @@ def reference_training(
     seed: int = 0,
     report: Callable[[int], None] = lambda epoch: None,
 ) -> dict[int, Sequential]:
-    """Train a network on the toy problem and keep it as it is after some of the ``epochs``.
+    """Train a network on the toy problem, and give it as it is after each of the ``epochs``; 0 is the initialised one.
 
-    SGD with momentum 0.9, batches of 10 and the constant rate 0.03, from weights that are whitened by propagated moments.
-
-    Args:
-        data: the training points.
-        widths: units of every binary layer.
-        epochs: when to keep the network; 0 is the initialised one.
-        net: trained in place of a new one, with its own widths and noise; it is initialised and changed.
-        estimator: by default REINFORCE, the paper's choice.
-        samples: draws of all noises per update.
-        bound: whether to train by the multi-sample bound of these draws, instead of the mean of their losses.
-        seed: of weights, order and noise.
-        report: called after every epoch.
-
-    Returns:
-        The network after each of the ``epochs``.
+    SGD with momentum 0.9, batches of 10 and the constant rate 0.03, from weights that are whitened by propagated moments. The
+    paper's ``estimator`` is REINFORCE. An update has ``samples`` draws of all noises, and lowers the mean of their losses or
+    their multi-sample ``bound``. A ``net`` that is given is initialised and changed in place of a new one of the ``widths``.
+    The ``seed`` is that of weights, order and noise; ``report`` is called after every epoch.
     """
     check_epochs(epochs)
-    rule = estimator or REINFORCE()
+    rule, method = estimator or REINFORCE(), bound_losses if bound else mean_losses
     generator = torch.Generator().manual_seed(seed)
     if net is None:
         with torch.random.fork_rng(devices=[]):
@@ -64,9 +53,8 @@ def reference_training(
     for epoch in range(1, max(epochs) + 1):
         for batch in data.batches(BATCH_SIZE, generator=generator):
             optimizer.zero_grad(set_to_none=True)
-            losses = (bound_losses if bound else mean_losses)(
-                net, batch.x, CrossEntropy(batch.y), samples, estimator=rule, generator=generator, index=batch.index
-            )
+            objective = CrossEntropy(batch.y)
+            losses = method(net, batch.x, objective, samples, estimator=rule, generator=generator, index=batch.index)
             losses.mean().backward()
             optimizer.step()
         if epoch in epochs:

@@ -1,9 +1,10 @@
-"""The folder of a run: configuration, metrics, weights, checkpoint. It is written by one process at a time."""
+"""The folder of a run: configuration, metrics, weights, checkpoint, which one process writes; and a run read back from it."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -14,16 +15,50 @@ from flipgrad import files
 from flipgrad.data import DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.estimators.names import is_user_estimator
-from flipgrad.training.checkpoint import Checkpoint
-from flipgrad.training.config import TrainConfig
+from flipgrad.network import Sequential
+from flipgrad.training.config import TrainConfig, load_data, make_net
 from flipgrad.training.lock import FolderLock
 from flipgrad.training.search import Trial
 from flipgrad.user_code import is_user_function
 
-# The kind of the file of weights; changes with the meaning of what is stored.
+# The kinds of our files of tensors, which change with the meaning of what is stored.
 WEIGHTS_FORMAT = "weights 1"
+CHECKPOINT_FORMAT = "checkpoint 2"
 # Bytes: many times what a command line can hold.
 LARGEST_CONFIG = 2**24
+
+
+@final
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a training between two updates, in a file of tensors and JSON; nothing in it could run.
+
+    Attributes:
+        tensors: by name, with the part that they belong to in front ("net.head.weight").
+        facts: the position, the configuration and the data's fingerprint, in what JSON can hold.
+    """
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """The tensors of one part, without its name."""
+        prefix = f"{name}."
+        return {key.removeprefix(prefix): tensor for key, tensor in self.tensors.items() if key.startswith(prefix)}
+
+    def to_bytes(self) -> bytes:
+        """The content of the file."""
+        return files.tensors_to_bytes(CHECKPOINT_FORMAT, self.tensors, self.facts)
+
+    @classmethod
+    def read(cls, file: Path) -> Checkpoint:
+        """The checkpoint in a ``file``.
+
+        Raises:
+            InputError: if there is none, or what is there is truncated, damaged or something else.
+        """
+        fix = "put the whole file back, or train anew with --overwrite"
+        return cls(*files.read_tensors(file, CHECKPOINT_FORMAT, missing=fix, broken=fix))
 
 
 @final
@@ -57,12 +92,11 @@ class RunFolder:
             for name in (*earlier, self.EVALUATION, self.SEARCH, self.CURVE, self.REPORT):
                 files.remove(path / name)
             files.write(path / self.METRICS, b"")
-        except InputError:
+        except BaseException as error:
             self.close()
+            if isinstance(error, StorageError):
+                raise StorageError(f"{error}; make room, and give the same command again") from None
             raise
-        except StorageError as error:
-            self.close()
-            raise StorageError(f"{error}; make room, and give the same command again") from None
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
@@ -97,14 +131,12 @@ class RunFolder:
 
         A file that was taken away begins anew: the weights do not depend on it.
         """
-        path = self.path / self.METRICS
+        path, records = self.path / self.METRICS, []
         fix = "put it back, or move it elsewhere: the run then goes on without the numbers of these epochs"
-        if not path.exists():
-            files.write(path, b"")
-            return []
-        records = files.read_json_lines(path, missing=fix, broken=fix, count=count)
-        if len(records) < count:
-            raise InputError(f"'{path}' does not hold the {count} epochs of the checkpoint; {fix}")
+        if path.exists():
+            records = files.read_json_lines(path, missing=fix, broken=fix, count=count)
+            if len(records) < count:
+                raise InputError(f"'{path}' does not hold the {count} epochs of the checkpoint; {fix}")
         files.write(path, "".join(files.json_line(record) + "\n" for record in records).encode())
         return records
 
@@ -114,8 +146,8 @@ class RunFolder:
 
     def write_trials(self, trials: Sequence[Trial], data: DataSet) -> None:
         """What the search for the learning rate has tried so far on ``data``."""
-        content = {"trials": [trial.as_json() for trial in trials], "data": data.fingerprint}
-        files.write_json(self.path / self.SEARCH, content)
+        stored = [trial.as_json() for trial in trials]
+        files.write_json(self.path / self.SEARCH, {"trials": stored, "data": data.fingerprint})
 
     def save_weights(self, net: torch.nn.Module, data: DataSet) -> None:
         """The state of the network, which was trained on ``data``."""
@@ -164,26 +196,21 @@ def read_config(
         raise InputError(f"'{file}' is not the configuration of a run; give the --output of flipgrad train")
     changes = {name: value for name, value in {"device": device, "data_folder": data_folder}.items() if value is not None}
     config = TrainConfig.from_json({**stored, **changes}, f"'{file}'")
-    for name, given in (("model", model), ("estimator", estimator)):
-        _check_named(config, name, given, file)
+    _check_named(config, "model", model, file)
+    _check_named(config, "estimator", estimator, file)
     return config
 
 
 def _check_named(config: TrainConfig, name: str, given: str | None, file: Path) -> None:
     """Refuse to run code that only a file names, and another network or estimator than the run's own."""
     stored = getattr(config, name)
-    if given == stored:
-        return
     option = f"--{name} {shlex.quote(stored)} (in Python: {name}={stored!r})"
-    if given is not None:
+    if given is None and name in _user_code(config):
+        what = f"function {stored!r} as the network" if name == "model" else f"code {stored!r} as the estimator"
+        fix = f"flipgrad runs no code that only a file names: if you trust it, add {option}"
+        raise InputError(f"'{file}' names your own {what}; {fix}")
+    if given not in (None, stored):
         raise InputError(f"the run's {name} is {stored!r} and not {given!r}; a run keeps its own: give {option}")
-    if name in _user_code(config):
-        what = "your own function" if name == "model" else "your own code"
-        role = "network" if name == "model" else "estimator"
-        raise InputError(
-            f"'{file}' names {what} {stored!r} as the {role}; flipgrad runs no code that only a file names: if you trust it, "
-            f"add {option}"
-        )
 
 
 def _user_code(config: TrainConfig) -> dict[str, str]:
@@ -216,9 +243,7 @@ def read_trials(path: Path, data: DataSet) -> list[Trial]:
 def read_weights(path: Path, config: TrainConfig | None = None) -> tuple[dict[str, Tensor], str]:
     """The weights of the last whole epoch in the folder ``path``, and the fingerprint of the data they were trained on.
 
-    Args:
-        path: the folder.
-        config: of the run, for the advice.
+    ``config`` is that of the run, for the advice.
     """
     fix = f"{resume_command(path, config)} writes it again"
     tensors, facts = files.read_tensors(path / RunFolder.WEIGHTS, WEIGHTS_FORMAT, missing=fix, broken=fix)
@@ -261,3 +286,53 @@ def _locked(path: Path) -> FolderLock:
     except OSError as error:
         fix = "make room or allow it, and give the same command again"
         raise InputError(f"cannot write to '{path}': {error.strerror}; {fix}") from None
+
+
+@final
+@dataclass(frozen=True)
+class Run:
+    """What a folder of ``flipgrad train`` holds.
+
+    Attributes:
+        config: the configuration.
+        net: the network with its weights.
+        data: the data set.
+        same_data: whether that is, to the bit, the one that the network was trained on.
+    """
+
+    config: TrainConfig
+    net: Sequential
+    data: DataSet
+    same_data: bool
+
+
+def load_run(
+    path: Path | str,
+    *,
+    device: str | None = None,
+    data_folder: str | None = None,
+    model: str | None = None,
+    estimator: str | None = None,
+) -> Run:
+    """The run in the folder ``path``, with the weights of its last whole epoch, in eval mode.
+
+    Arguments are those of :func:`read_config`. A function that ``model`` names is imported and called; ``estimator`` is not
+    imported here, but who trains with the configuration would.
+
+    Raises:
+        InputError: if a file is missing or damaged, or names code that ``model`` or ``estimator`` does not.
+    """
+    path = Path(path)
+    config = read_config(path, device=device, data_folder=data_folder, model=model, estimator=estimator)
+    weights, trained_on = read_weights(path, config)
+    data = load_data(config)
+    net = make_net(config, data)
+    try:
+        net.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).replace("\n", " ")
+        raise InputError(
+            f"'{path / RunFolder.WEIGHTS}' does not fit the network that the configuration makes of the data ({reason:.200}); "
+            "put the run's own files and the data back together"
+        ) from None
+    return Run(config, net.to(config.device).eval(), data, data.fingerprint == trained_on)

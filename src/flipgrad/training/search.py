@@ -7,7 +7,7 @@ C.2: Brent's bounded method on the logarithm of the rate, on the method's own tr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -54,13 +54,7 @@ class Trial:
 @final
 @dataclass(frozen=True)
 class Search:
-    """The result of a search.
-
-    Attributes:
-        rate: the best rate.
-        objective: what was reached with it.
-        trials: all trials in order.
-    """
+    """The result of a search: the best rate, the objective that was reached with it, and all trials in order."""
 
     rate: float
     objective: float
@@ -77,38 +71,28 @@ def search_rate(
     divergence: type[Exception] | tuple[type[Exception], ...] = (),
     report: Callable[[Trial], None] = lambda trial: None,
 ) -> Search:
-    """Find the learning rate for which ``trial`` returns the least.
+    """Find the learning rate from ``lowest`` to ``highest`` for which ``trial`` returns the least; of equal ones the first.
 
     ``scipy.optimize.minimize_scalar(method="bounded")`` on the decimal logarithm of the rate, with at most ``trials``
     evaluations, as the paper has it; unlike there it also ends when the best rate is known to 12 %.
 
-    A trial that diverges counts as +inf. Brent's method cannot take that: parabolas through it are undefined, and of two
-    infinite values it prefers the later one, which may be the higher rate. It is told a number above every objective
-    instead, that grows with the rate, so that the search goes down as long as everything diverges.
+    A trial that diverges, by returning inf or NaN or by raising ``divergence``, counts as +inf. Brent's method cannot take
+    that: parabolas through it are undefined, and of two infinite values it prefers the later one, which may be the higher rate.
+    It is told a number above every objective instead, that grows with the rate, so that the search goes down as long as
+    everything diverges.
 
     With the trials already ``done`` an interrupted search asks for the same rates as before and takes their results, so that
-    it ends as if it had not been interrupted.
-
-    Args:
-        trial: trains from the same initial weights, with the same seed, at the rate it is given, and returns the objective
-            it reached, e.g. a :class:`RunningMean`; inf or NaN where it diverged.
-        lowest: the least rate.
-        highest: the greatest rate.
-        trials: the most to make, at least 2.
-        done: the first trials of the same search, in order.
-        divergence: what ``trial`` may raise instead of returning inf.
-        report: told of every new trial, not of those already done: the place to store it.
-
-    Returns:
-        The best rate among all trials (of equal ones the first), its objective, and the trials.
-
-    Raises:
-        InputError: if every trial diverged, or ``done`` are trials of another search.
+    it ends as if it had not been interrupted. ``report`` is told of every new trial.
 
     >>> round(search_rate(lambda rate: (math.log10(rate) + 2) ** 2).rate, 3)
     0.01
     """
-    _check_search(lowest, highest, trials)
+    if not 0 < lowest < highest < math.inf:
+        raise InputError(
+            f"the learning rate is searched from {lowest} to {highest}; give 0 < lowest < highest, e.g. 1e-6 and 1"
+        )
+    if trials < 2:
+        raise InputError(f"trials={trials}: a search of the learning rate needs at least 2 trials, the paper's has 10")
     bounds = math.log10(lowest), math.log10(highest)
     made: list[Trial] = []
 
@@ -117,41 +101,23 @@ def search_rate(
         if len(made) < len(done):
             made.append(_same(done[len(made)], rate))
         else:
-            made.append(_run(trial, rate, divergence))
+            try:
+                reached = float(trial(rate))
+            except divergence:
+                reached = math.inf
+            made.append(Trial(rate, reached if abs(reached) < DIVERGED else math.inf))
             report(made[-1])
         position = (log_rate - bounds[0]) / (bounds[1] - bounds[0])
         return DIVERGED * (1 + position) if made[-1].diverged else made[-1].objective
 
     minimize_scalar(objective, method="bounded", bounds=bounds, options={"maxiter": trials, "xatol": TOLERANCE})
-    return _result(made, lowest)
-
-
-def _check_search(lowest: float, highest: float, trials: int) -> None:
-    if not 0 < lowest < highest < math.inf:
-        raise InputError(
-            f"the learning rate is searched from {lowest} to {highest}; give 0 < lowest < highest, e.g. 1e-6 and 1"
-        )
-    if trials < 2:
-        raise InputError(f"trials={trials}: a search of the learning rate needs at least 2 trials, the paper's has 10")
-
-
-def _run(trial: Callable[[float], float], rate: float, divergence: type[Exception] | tuple[type[Exception], ...]) -> Trial:
-    try:
-        objective = float(trial(rate))
-    except divergence:
-        objective = math.inf
-    return Trial(rate, objective if abs(objective) < DIVERGED else math.inf)
-
-
-def _result(trials: Sequence[Trial], lowest: float) -> Search:
-    best = min(trials, key=lambda trial: trial.objective)
+    best = min(made, key=lambda trial: trial.objective)
     if best.diverged:
-        least = min(trial.rate for trial in trials)
         raise InputError(
-            f"all {len(trials)} trials of the learning rate diverged, down to {least:.2g}; search lower rates than {lowest:g}, "
-            "check the data for outliers, or choose an estimator with less variance"
+            f"all {len(made)} trials of the learning rate diverged, down to {min(trial.rate for trial in made):.2g}; search "
+            f"lower rates than {lowest:g}, check the data for outliers, or choose an estimator with less variance"
         )
-    return Search(best.rate, best.objective, tuple(trials))
+    return Search(best.rate, best.objective, tuple(made))
 
 
 def _same(done: Trial, rate: float) -> Trial:
@@ -164,41 +130,20 @@ def _same(done: Trial, rate: float) -> Trial:
     return done
 
 
-@final
-@dataclass
-class RunningMean:
-    r"""The exponentially weighted average of a sequence, such as the losses of a training's updates.
+def running_mean(values: Iterable[float], window: float) -> float:
+    r"""The exponentially weighted average of ``values``, such as the losses of a training's updates, after the last one.
 
     .. math:: \bar f_n = \sum_{i \le n} q^{n-i} f_i \Big/ \sum_{i \le n} q^{n-i}, \qquad q = 1 - 1/w.
 
     The weights add up to 1 from the start, so no initial value counts. The paper does not tell its factor q. Ours is set by the
     ``window`` w, for which the search uses the number of updates in an epoch: every example then counts about once.
 
-    Args:
-        window: the number of values that the average remembers, at least 1.
-
-    >>> mean = RunningMean(window=2)
-    >>> for loss in (4.0, 1.0):
-    ...     mean.add(loss)
-    >>> mean.value
+    >>> running_mean([4.0, 1.0], window=2)
     2.0
     """
-
-    window: float
-    total: float = 0.0
-    weight: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.window < math.inf:
-            raise InputError(f"RunningMean(window={self.window}): give the number of values to remember, at least 1")
-
-    def add(self, value: float) -> None:
-        """Take in the next value."""
-        factor = 1 - 1 / self.window
-        self.total = factor * self.total + value
-        self.weight = factor * self.weight + 1
-
-    @property
-    def value(self) -> float:
-        """The average of the values so far; NaN before the first."""
-        return self.total / self.weight if self.weight else math.nan
+    if not 1 <= window < math.inf:
+        raise InputError(f"running_mean(window={window}): give the number of values to remember, at least 1")
+    factor, total, weight = 1 - 1 / window, 0.0, 0.0
+    for value in values:
+        total, weight = factor * total + value, factor * weight + 1
+    return total / weight if weight else math.nan

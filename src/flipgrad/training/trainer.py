@@ -6,10 +6,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from enum import IntEnum
 from typing import Any, final
 
+import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from flipgrad.bounds import bound_losses, mean_losses
 from flipgrad.data import AUGMENTATIONS, DataSet, Split
@@ -17,14 +19,11 @@ from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
 from flipgrad.network import Sequential, parameters_by_layer
 from flipgrad.objectives import CrossEntropy
-from flipgrad.training.checkpoint import Checkpoint
-from flipgrad.training.config import TrainConfig
-from flipgrad.training.estimator_state import EstimatorState
+from flipgrad.training.config import TrainConfig, augmentation
 from flipgrad.training.metrics import Evaluation, evaluate
-from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate, set_rate
-from flipgrad.training.problem import augmentation
+from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate
 from flipgrad.training.processes import Processes
-from flipgrad.training.seeds import Stream, generator, stream_seed
+from flipgrad.training.run import Checkpoint
 
 # Images that the data-dependent initialisation looks at.
 INITIAL_BATCH = 256
@@ -32,14 +31,25 @@ INITIAL_BATCH = 256
 CHECK_EVERY_ON_GPU = 50
 # What is minimised, by name: losses [B] of a batch from some draws.
 LOSSES: dict[str, Callable[..., Tensor]] = {"expected": mean_losses, "bound": bound_losses}
-# The name of what is not the network's among the layers.
-ESTIMATOR = "estimator"
 # The mean loss of an epoch, per example, above which training has gone astray: to guess among K classes costs log K.
 EXPLODED_LOSS = 1e4
 
 
 class DivergenceError(RuntimeError):
     """A gradient, a weight or the loss is no longer a number, or the loss has exploded; what was saved before is kept."""
+
+
+# What random numbers are for: every purpose has a stream of its own, independent of the others. The order never changes.
+Stream = IntEnum("Stream", "START ORDER NOISE AUGMENT EVALUATE MODULES EVALUATE_TRAINING", start=0)
+
+
+def stream_seed(seed: int, stream: Stream, *numbers: int) -> int:
+    """A seed for one stream; ``numbers`` tell apart epochs or processes.
+
+    >>> stream_seed(0, Stream.ORDER, 1) == stream_seed(0, Stream.ORDER, 2)
+    False
+    """
+    return int(np.random.SeedSequence([seed, stream, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 @final
@@ -57,7 +67,6 @@ class Trainer:
         processes: those that train together.
 
     Attributes:
-        data: the examples.
         epoch: how many whole epochs are done.
         updates_done: how many updates of the current one.
     """
@@ -70,20 +79,22 @@ class Trainer:
         self._held_out = "test" if data.validation is None else "validation"
         self._augment = AUGMENTATIONS[augmentation(config)]
         self._estimator = for_training(config.estimator, len(self._train))[1]
+        # What it learns while it is used, which most do not.
+        self._learned = self._estimator if isinstance(self._estimator, nn.Module) else nn.Module()
         self._begin()
-        self._estimator_state = EstimatorState(self._estimator, self._processes)
+        self._processes.check_shareable(self._learned)
         self._layers = {name: list(group.values()) for name, group in parameters_by_layer(net).items()}
-        own = [parameter for parameter in self._estimator_state.module.parameters() if parameter.requires_grad]
+        own = [parameter for parameter in self._learned.parameters() if parameter.requires_grad]
         if own:
-            self._layers[ESTIMATOR] = own
-        self._optimizer = make_optimizer(config, [*net.parameters(), *self._estimator_state.module.parameters()])
+            self._layers["estimator"] = own
+        self._optimizer = make_optimizer(config, [*net.parameters(), *self._learned.parameters()])
         self._model = self._processes.wrap(net)
         rank = self._processes.rank
-        self._noise = generator(config.seed, Stream.NOISE, rank, device=self._device)
-        self._augmenting = generator(config.seed, Stream.AUGMENT, rank)
+        self._noise = self._generator(Stream.NOISE, rank, device=self._device)
+        self._augmenting = self._generator(Stream.AUGMENT, rank)
         torch.manual_seed(stream_seed(config.seed, Stream.MODULES, rank))
         self.epoch = self.updates_done = 0
-        self._order = self._new_order()
+        self._order = self._drawn(None, Stream.ORDER, self.epoch)
         # The squared gradient norms of the layers, and the method's own loss, added up over the epoch's updates.
         self._sums = torch.zeros(len(self._layers) + 1, dtype=torch.float64, device=self._device)
         self._loss = self._sums[-1].clone()
@@ -117,12 +128,13 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         mine, factor = self._processes.share(batch)
         self.backward(mine, factor, noise)
-        self._estimator_state.agree(mine, len(batch))
+        self._processes.agree(self._learned, mine, len(batch))
         self._sums[:-1] += self._squared_norms()
         self.updates_done += 1
         if self._device.type == "cpu" or self.updates_done % CHECK_EVERY_ON_GPU == 0:
             self._check_sums()
-        set_rate(self._optimizer, self._rate())
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate()
         self._optimizer.step()
 
     def backward(self, examples: Tensor, factor: float, noise: Sequence[Tensor] | None = None) -> None:
@@ -165,46 +177,42 @@ class Trainer:
             # Binary units hide it: weights may grow without end, and all numbers stay finite.
             largest = max(zip(sums[:-1], self._layers, strict=True))[1]
             raise self._divergence(f"the loss is {loss:.3g} on average, with the largest gradient in {largest}", "")
-        seconds = self._seconds()
-        last_rate = self._rate()
-        done = self.epoch + 1
-        evaluation = self.evaluate(self._held_out, done)
-        training = {"training": asdict(self._evaluate_training(done))} if self.config.eval_train else {}
-        norms = {name: math.sqrt(total / self.updates) for name, total in zip(self._layers, sums, strict=False)}
-        self.next_epoch()
-        return {
+        seconds, done = self._seconds(), self.epoch + 1
+        record = {
             "epoch": done,
             "objective": loss,
-            "lr": last_rate,
+            "lr": self._rate(),
             "seconds": seconds,
             "images_per_second": len(self._train) / seconds,
             "split": self._held_out,
-            **asdict(evaluation),
-            **training,
-            "gradient_norm": norms,
+            **asdict(self.evaluate(self._held_out, done)),
         }
+        if self.config.eval_train:
+            record["training"] = asdict(self._evaluate_training(done))
+        norms = zip(self._layers, sums, strict=False)
+        record["gradient_norm"] = {name: math.sqrt(total / self.updates) for name, total in norms}
+        self.next_epoch()
+        return record
 
     def next_epoch(self) -> None:
         """Begin the next epoch without a look at this one."""
         self.epoch, self.updates_done = self.epoch + 1, 0
         self._sums.zero_()
-        self._order = self._new_order()
+        self._order = self._drawn(None, Stream.ORDER, self.epoch)
 
     def evaluate(self, split: str, epoch: int) -> Evaluation:
         """The numbers on "test" or "validation"; every process looks at a part of the images."""
         rank, size = self._processes.rank, self._processes.size
         whole: Split = getattr(self.data, split)
         part = Split(whole.x[rank::size], whole.y[rank::size])
-        return self._evaluate(part, generator(self.config.seed, Stream.EVALUATE, epoch, rank, device=self._device))
+        return self._evaluate(part, self._generator(Stream.EVALUATE, epoch, rank, device=self._device))
 
     def _evaluate_training(self, epoch: int) -> Evaluation:
         """The numbers on training images, always the same ones, augmented anew as in training: the loss that is minimised."""
-        seed, rank, size = self.config.seed, self._processes.rank, self._processes.size
-        chosen = torch.randperm(len(self._train), generator=generator(seed, Stream.EVALUATE_TRAINING))[: self.config.eval_train]
-        mine = chosen[rank::size].to(self._device)
-        x = self._augment(self._train.x[mine], self.data.background, generator(seed, Stream.EVALUATE_TRAINING, epoch, rank))
-        noise = generator(seed, Stream.EVALUATE_TRAINING, epoch, rank, device=self._device)
-        return self._evaluate(Split(x, self._train.y[mine]), noise)
+        rank, stream = self._processes.rank, Stream.EVALUATE_TRAINING
+        mine = self._drawn(self.config.eval_train, stream)[rank :: self._processes.size]
+        x = self._augment(self._train.x[mine], self.data.background, self._generator(stream, epoch, rank))
+        return self._evaluate(Split(x, self._train.y[mine]), self._generator(stream, epoch, rank, device=self._device))
 
     def _evaluate(self, part: Split, noise: Generator) -> Evaluation:
         self._processes.copy_first(self.net.buffers())
@@ -213,14 +221,15 @@ class Trainer:
 
     def state(self) -> Checkpoint:
         """All that changes in a training. Every process has to ask for it."""
-        states = {f"random.{name}": source.get_state() for name, source in self._random_sources().items()}
-        rank_tensors = {"sums": self._sums, **states}
-        tensors = {
-            **{f"net.{name}": tensor for name, tensor in self.net.state_dict().items()},
-            **{f"estimator.{name}": tensor for name, tensor in self._estimator_state.module.state_dict().items()},
-            **{f"optimizer.{name}": tensor for name, tensor in optimizer_tensors(self._optimizer).items()},
-            **{f"process.{name}": self._processes.gather(tensor) for name, tensor in rank_tensors.items()},
+        mine = {"sums": self._sums}
+        mine |= {f"random.{name}": source.get_state() for name, source in self._random_sources().items()}
+        parts = {
+            "net": self.net.state_dict(),
+            "estimator": self._learned.state_dict(),
+            "optimizer": optimizer_tensors(self._optimizer),
+            "process": {name: self._processes.gather(tensor) for name, tensor in mine.items()},
         }
+        tensors = {f"{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
         facts = {
             "config": self.config.to_json(),
             "data": self.data.fingerprint,
@@ -232,11 +241,7 @@ class Trainer:
         return Checkpoint(tensors, facts)
 
     def restore(self, checkpoint: Checkpoint, where: str = "the checkpoint") -> None:
-        """Go back to a :meth:`state`.
-
-        Args:
-            checkpoint: the state.
-            where: the file it comes from, for errors.
+        """Go back to a :meth:`state`; errors say ``where`` it comes from.
 
         Raises:
             InputError: if it is of another run, of other data, or of another number of processes.
@@ -259,7 +264,7 @@ class Trainer:
             )
         try:
             self.net.load_state_dict(checkpoint.part("net"))
-            self._estimator_state.module.load_state_dict(checkpoint.part("estimator"))
+            self._learned.load_state_dict(checkpoint.part("estimator"))
             restore_optimizer(self._optimizer, checkpoint.part("optimizer"))
             # Copies: a generator does not take a part of a tensor.
             mine = {name: tensor[self._processes.rank].clone() for name, tensor in checkpoint.part("process").items()}
@@ -273,7 +278,7 @@ class Trainer:
         except (RuntimeError, KeyError, ValueError, TypeError, IndexError) as error:
             reason = str(error).replace("\n", " ")
             raise InputError(f"{where} does not fit the network that the configuration makes: {reason:.200}") from None
-        self._order = self._new_order()
+        self._order = self._drawn(None, Stream.ORDER, self.epoch)
 
     def check_weights(self) -> None:
         """Refuse weights that are not finite, naming the first layer that has one."""
@@ -283,23 +288,24 @@ class Trainer:
 
     def _begin(self) -> None:
         """The first weights of the network and the estimator, the same in every process."""
-        config = self.config
-        noise = generator(config.seed, Stream.START, device=self._device)
-        chosen = torch.randperm(len(self._train), generator=generator(config.seed, Stream.START))[:INITIAL_BATCH]
-        self.net.to(self._device).initialize(self._train.x[chosen.to(self._device)], generator=noise)
-        if isinstance(self._estimator, torch.nn.Module):
+        noise = self._generator(Stream.START, device=self._device)
+        self.net.to(self._device).initialize(self._train.x[self._drawn(INITIAL_BATCH, Stream.START)], generator=noise)
+        if isinstance(self._estimator, nn.Module):
             # Its parameters may depend on the network: an estimate makes them, before the optimizer asks.
-            torch.manual_seed(stream_seed(config.seed, Stream.START))
+            torch.manual_seed(stream_seed(self.config.seed, Stream.START))
             self._estimator.to(self._device).eval()
             x, objective = self._train.x[:1], CrossEntropy(self._train.y[:1])
             with torch.no_grad():
                 self.net(x, objective, estimator=self._estimator, generator=noise, index=torch.zeros_like(self._train.y[:1]))
             self._estimator.train()
 
-    def _new_order(self) -> Tensor:
-        """The order of the current epoch, the same in every process and whenever it is asked for."""
-        draw = generator(self.config.seed, Stream.ORDER, self.epoch)
-        return torch.randperm(len(self._train), generator=draw).to(self._device)
+    def _generator(self, stream: Stream, *numbers: int, device: torch.device | str = "cpu") -> Generator:
+        return torch.Generator(device).manual_seed(stream_seed(self.config.seed, stream, *numbers))
+
+    def _drawn(self, count: int | None, stream: Stream, *numbers: int) -> Tensor:
+        """``count`` training examples (None: all) in random order, the same in every process and whenever they are drawn."""
+        order = torch.randperm(len(self._train), generator=self._generator(stream, *numbers))
+        return order[:count].to(self._device)
 
     def _squared_norms(self) -> Tensor:
         """The squared gradient norm of every layer, [layers], without waiting for a GPU."""
@@ -331,10 +337,8 @@ class Trainer:
         raise self._divergence(f"the gradient of {broken[-1]}" if broken else "the loss")
 
     def _divergence(self, what: str, fault: str = " is no longer finite") -> DivergenceError:
-        return DivergenceError(
-            f"{what}{fault} in epoch {self.epoch + 1}, update {self.updates_done}; lower the rate, e.g. --lr "
-            f"{self.config.rate / 3:.2g}"
-        )
+        place = f"in epoch {self.epoch + 1}, update {self.updates_done}"
+        return DivergenceError(f"{what}{fault} {place}; lower the rate, e.g. --lr {self.config.rate / 3:.2g}")
 
     def _random_sources(self) -> dict[str, Generator]:
         """All generators that updates draw from, torch's own ones, too."""
