@@ -6,8 +6,7 @@ import pytest
 from figures import clipped
 from matplotlib.lines import Line2D
 
-from flipgrad.plots.layout import PAGE, fit, grid, legend
-from flipgrad.plots.style import defaults
+from flipgrad.plots.style import PAGE, defaults, fit, grid, legend
 
 
 def sizes(figure, axes):

@@ -5,7 +5,7 @@ Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from math import atan2, degrees, floor, log10
 from typing import Any
 
@@ -16,13 +16,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MultipleLocator
 from matplotlib.transforms import offset_copy
 
-from flipgrad.plots.labels import label_ends, note, place, source
-from flipgrad.plots.layout import grid, legend
+from flipgrad.plots.labels import label_ends, note, place
 from flipgrad.plots.results import ROUNDING, LayerResult, Measurement, Panel, Reference, read_all
-from flipgrad.plots.style import BAND, GREY, SCORE, TINY, defaults, log_ticks, saved, style_of
-
-# Inches: the height of a panel, and the limits of its width.
-HEIGHT, NARROWEST, WIDEST = 2.1, 1.3, 3.0
+from flipgrad.plots.style import BAND, GREY, SCORE, TINY, Style, defaults, grid, legend, log_ticks, style_of
 
 
 @defaults()
@@ -33,15 +29,18 @@ def rmse_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None = N
     low, high = _error_limits(results)
     figure, every = grid(1, len(panels), sharey=True, title=title)
     every[0].set(yscale="log", ylim=(low, high), ylabel="relative RMSE")
-    log_ticks(every[0], "y")
-    _draw_lines(figure, every, panels, drawn, lambda measured: measured.rmse)
+    log_ticks(every[0].yaxis)
+    _draw_lines(figure, every, panels, drawn, "rmse")
     # Where a reference cannot resolve errors, no slope is drawn either.
     resolved = max([low, *(result.reference.error for result in results if result.reference)])
-    slope = _slope(results, resolved, high)
+    slope = _slope([measured for shown in drawn for measured in shown.values()], resolved, high)
     for axes, result, shown in zip(every, results, drawn, strict=True):
         _draw_slope(axes, slope, resolved)
-        if result.reference:
-            _shade_reference(axes, result.reference)
+        if result.reference and result.reference.error > low:
+            axes.axhspan(low, result.reference.error, color=BAND, lw=0, zorder=0.5, gid="reference")
+            note(axes, 0.03, 0.02, f"grey: below the error of\nthe reference ({result.reference.source})", behind=BAND)
+        elif result.reference:
+            _note_reference(axes, result.reference)
         if hidden := [name for name in result.estimators if name not in shown]:
             note(axes, 0.03, 0.97, f"no error: {', '.join(hidden)}", va="top")
     return figure
@@ -57,55 +56,53 @@ def cosine_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None =
     # Zero stays in sight when all is positive; otherwise down to the next quarter.
     every[0].set(ylim=(-0.12 if least >= 0 else floor(4 * least) / 4, 1.02), ylabel="cosine to the true gradient")
     every[0].yaxis.set_major_locator(MultipleLocator(0.25))
-    _draw_lines(figure, every, panels, drawn, lambda measured: measured.cosine_mean)
+    _draw_lines(figure, every, panels, drawn, "cosine_mean")
     for axes, result in zip(every, results, strict=True):
         for name, measured in result.estimators.items():
             _draw_interval(axes, name, measured)
-        _mark_zero(axes)
+        # The line between directions that descend and those that do not.
+        axes.axhline(0, color=GREY, linewidth=0.9, zorder=1.6, gid="zero")
+        above = offset_copy(axes.get_yaxis_transform(), figure, x=-2, y=-2, units="points")
+        note(axes, 1, 0, "descent direction above", ha="right", va="top", transform=above)
         if result.reference:
             _note_reference(axes, result.reference)
     return figure
 
 
-rmse, cosine = saved(rmse_figure), saved(cosine_figure)
+def _note_reference(axes: Axes, reference: Reference) -> None:
+    """Say how accurate a reference is that is itself estimated."""
+    note(axes, 0.03, 0.02, f"reference: {reference.source},\nits relative error {reference.error:.2g}")
 
 
 def _draw_lines(
-    figure: Figure,
-    every: Sequence[Axes],
-    panels: Sequence[Panel],
-    drawn: Sequence[dict[str, Measurement]],
-    curve: Callable[[Measurement], list[float]],
+    figure: Figure, every: Sequence[Axes], panels: Sequence[Panel], drawn: Sequence[dict[str, Measurement]], key: str
 ) -> None:
-    """The curves of all panels over the number of samples, named on the right, and what they have in common."""
+    """The curves ``key`` of all panels over the number of samples, named on the right."""
+    ends: list[dict[str, tuple[float, float, Style]]] = []
     for axes, panel, shown in zip(every, panels, drawn, strict=True):
         axes.set_title(panel.title, pad=5)
         axes.set_xlabel("number of samples $M$", labelpad=2)
-        _limit_samples(axes, shown.values())
+        samples = [count for measured in shown.values() for count in measured.samples] or [1]
+        low, high = min(samples), max(samples)
+        axes.set(xscale="log", xlim=(low, high) if low < high else (low / 2, high * 2))
+        log_ticks(axes.xaxis)
+        ends.append({})
         for name, measured in shown.items():
-            _draw_line(axes, name, measured, curve(measured))
-    _explain_dashes(figure, (measured for shown in drawn for measured in shown.items()))
-    ends = [
-        {name: (m.samples[-1], curve(m)[-1], style_of(name, unbiased=m.unbiased)) for name, m in shown.items()}
-        for shown in drawn
-    ]
-    label_ends(figure, every, ends, height=HEIGHT, narrowest=NARROWEST, widest=WIDEST)
-
-
-def _explain_dashes(figure: Figure, drawn: Iterable[tuple[str, Measurement]]) -> None:
-    """A key to what the line styles mean, where both occur."""
-    if len({bool(style_of(name, unbiased=measured.unbiased).dashes) for name, measured in drawn}) == 2:
+            style, values = style_of(name, unbiased=measured.unbiased), getattr(measured, key)
+            _draw_line(axes, name, style, measured.samples, values)
+            ends[-1][name] = (measured.samples[-1], values[-1], style)
+    # A key to what the line styles mean, where both occur.
+    if len({bool(style.dashes) for panel_ends in ends for _, _, style in panel_ends.values()}) == 2:
         look: dict[str, Any] = {"color": GREY, "linewidth": 1.2}
         handles = [Line2D([], [], label="biased", **look), Line2D([], [], label="unbiased", dashes=SCORE, **look)]
         legend(figure, handles, labelcolor=GREY, handlelength=2.6, columnspacing=1.4)
+    label_ends(figure, every, ends, height=2.1, narrowest=1.3, widest=3.0)
 
 
-def _draw_line(axes: Axes, name: str, measured: Measurement, values: list[float]) -> None:
+def _draw_line(axes: Axes, name: str, style: Style, samples: Sequence[int], values: Sequence[float]) -> None:
     """A line through all values, with a marker at each decade."""
-    style = style_of(name, unbiased=measured.unbiased)
-    decades = [index for index, samples in enumerate(measured.samples) if log10(samples).is_integer()]
     axes.plot(
-        measured.samples,
+        samples,
         values,
         label=name,
         color=style.colour,
@@ -115,7 +112,7 @@ def _draw_line(axes: Axes, name: str, measured: Measurement, values: list[float]
         markersize=2.6 + style.width / 1.5,
         markeredgecolor="white",
         markeredgewidth=0.35,
-        markevery=decades,
+        markevery=[index for index, count in enumerate(samples) if log10(count).is_integer()],
         zorder=style.zorder,
         clip_on=False,
     )
@@ -129,15 +126,6 @@ def _draw_interval(axes: Axes, name: str, measured: Measurement) -> None:
         axes.plot(measured.samples, edge, color=colour, alpha=0.45, lw=0.4, zorder=1.5, gid="edge")
 
 
-def _limit_samples(axes: Axes, drawn: Iterable[Measurement]) -> None:
-    """From the least to the greatest number of samples, exactly."""
-    every = [samples for measured in drawn for samples in measured.samples] or [1]
-    axes.set_xscale("log")
-    low, high = min(every), max(every)
-    axes.set_xlim((low, high) if low < high else (low / 2, high * 2))
-    log_ticks(axes, "x")
-
-
 def _error_limits(results: Sequence[LayerResult]) -> tuple[float, float]:
     """Limits that hold all errors, and the reference's own error where it is near."""
     every = [value for result in results for m in result.estimators.values() for value in m.rmse if value > ROUNDING] or [1.0]
@@ -146,9 +134,8 @@ def _error_limits(results: Sequence[LayerResult]) -> tuple[float, float]:
     return low, max(every) * 1.5
 
 
-def _slope(results: Sequence[LayerResult], low: float, high: float) -> float:
+def _slope(curves: Sequence[Measurement], low: float, high: float) -> float:
     """The constant c of the line c/√M that keeps furthest from all data, in the middle of the axes."""
-    curves = [m for result in results for m in result.estimators.values() if max(m.rmse) > ROUNDING]
     samples = np.concatenate([m.samples for m in curves] or [[1]])
     errors = np.concatenate([m.rmse for m in curves] or [[1.0]])
     middle = log10(samples.min() * samples.max()) / 4
@@ -175,24 +162,3 @@ def _draw_slope(axes: Axes, constant: float, low: float) -> None:
         fontsize=TINY,
         color=GREY,
     )
-
-
-def _shade_reference(axes: Axes, reference: Reference) -> None:
-    """Shade the errors that a reference, itself estimated, cannot resolve."""
-    if reference.error > axes.get_ylim()[0]:
-        axes.axhspan(axes.get_ylim()[0], reference.error, color=BAND, lw=0, zorder=0.5, gid="reference")
-        note(axes, 0.03, 0.02, f"grey: below the error of\nthe reference ({source(reference)})", behind=BAND)
-    else:
-        _note_reference(axes, reference)
-
-
-def _note_reference(axes: Axes, reference: Reference) -> None:
-    """Say how accurate a reference is that is itself estimated."""
-    note(axes, 0.03, 0.02, f"reference: {source(reference)},\nits relative error {reference.error:.2g}")
-
-
-def _mark_zero(axes: Axes) -> None:
-    """The line between directions that descend and those that do not."""
-    axes.axhline(0, color=GREY, linewidth=0.9, zorder=1.6, gid="zero")
-    above = offset_copy(axes.get_yaxis_transform(), axes.figure, x=-2, y=-2, units="points")  # type: ignore[arg-type]
-    note(axes, 1, 0, "descent direction above", ha="right", va="top", transform=above)

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from flipgrad.errors import InputError
-from flipgrad.plots.loading import Count, NotNegative, Range, load
-from flipgrad.plots.style import ordered
+from flipgrad.plots.loading import Count, Natural, NotNegative, Range, load
+from flipgrad.plots.style import ordered, plain
 
-RERUN = "run the evaluation that writes it, or correct the path"
-REWRITE = "run the evaluation again to rewrite it"
 # A relative error below this is the rounding of float32: it is drawn as none.
 ROUNDING = 1e-6
 
-Cosine = Annotated[float, Range(-1, 1)]
+Cosine = Annotated[float, Range("from -1 to 1", -1, 1)]
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,7 @@ class Reference:
 
     kind: Literal["exact", "draws"]
     estimator: str = ""
-    # None of the exact gradient.
-    draws: Annotated[int, Range(0)] = 0
+    draws: Natural = 0
     layers: list[LayerError] = field(default_factory=list)
     # Of the layer that is drawn.
     error: float = 0.0
@@ -90,6 +87,11 @@ class Reference:
     def __post_init__(self) -> None:
         if self.kind == "draws" and not self.draws:
             raise InputError("'draws' must be at least 1, got 0")
+
+    @property
+    def source(self) -> str:
+        """Where one that is not exact comes from."""
+        return f"{self.estimator}, {plain(self.draws)} draws"
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,12 @@ class LayerResult:
     reference: Reference | None
 
 
+def layers(path: Path) -> list[str]:
+    """The layers in a result file, as :class:`Panel` calls them: those of its first estimator."""
+    first = next(iter(_load(path).estimators.values()))
+    return [layer.name for layer in first.layers]
+
+
 def read_all(panels: Sequence[Panel], estimators: Sequence[str] | None = None) -> list[LayerResult]:
     """Read what the panels show, of the given estimators or of all; each must be in one of the files."""
     if not panels:
@@ -128,12 +136,6 @@ def read_all(panels: Sequence[Panel], estimators: Sequence[str] | None = None) -
     ]
 
 
-def layers(path: Path) -> list[str]:
-    """The layers in a result file, as :class:`Panel` calls them: those of its first estimator."""
-    first = next(iter(_load(path).estimators.values()))
-    return [layer.name for layer in first.layers]
-
-
 def read(path: Path, layer: str) -> LayerResult:
     """Read one layer of a result file, or raise an `InputError` that names the file and what to do."""
     file = _load(path)
@@ -141,15 +143,15 @@ def read(path: Path, layer: str) -> LayerResult:
         name: replace(_named(layer, estimator.layers, f"{path}: estimator {name!r}"), unbiased=estimator.unbiased)
         for name, estimator in file.estimators.items()
     }
-    reference = file.reference
-    if reference.kind == "exact":
+    if file.reference.kind == "exact":
         return LayerResult(estimators, None)
-    error = _named(layer, reference.layers, f"{path}: the reference").error
-    return LayerResult(estimators, replace(reference, error=error))
+    error = _named(layer, file.reference.layers, f"{path}: the reference").error
+    return LayerResult(estimators, replace(file.reference, error=error))
 
 
 def _load(path: Path) -> ResultFile:
-    return load(path, ResultFile, missing=RERUN, broken=REWRITE)
+    missing, broken = "run the evaluation that writes it, or correct the path", "run the evaluation again to rewrite it"
+    return load(path, ResultFile, missing=missing, broken=broken)
 
 
 Layer = TypeVar("Layer", Measurement, LayerError)
