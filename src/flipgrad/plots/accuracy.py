@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MultipleLocator
 from matplotlib.transforms import offset_copy
 
@@ -78,44 +77,28 @@ def _draw_lines(
     figure: Figure, every: Sequence[Axes], panels: Sequence[Panel], drawn: Sequence[dict[str, Measurement]], key: str
 ) -> None:
     """The curves ``key`` of all panels over the number of samples, named on the right."""
-    ends: list[dict[str, tuple[float, float, Style]]] = []
-    for axes, panel, shown in zip(every, panels, drawn, strict=True):
+    ends: list[dict[str, tuple[float, float, Style]]] = [{} for _ in panels]
+    for axes, panel, shown, own in zip(every, panels, drawn, ends, strict=True):
         axes.set_title(panel.title, pad=5)
         axes.set_xlabel("number of samples $M$", labelpad=2)
         samples = [count for measured in shown.values() for count in measured.samples] or [1]
         low, high = min(samples), max(samples)
         axes.set(xscale="log", xlim=(low, high) if low < high else (low / 2, high * 2))
         log_ticks(axes.xaxis)
-        ends.append({})
         for name, measured in shown.items():
             style, values = style_of(name, unbiased=measured.unbiased), getattr(measured, key)
-            _draw_line(axes, name, style, measured.samples, values)
-            ends[-1][name] = (measured.samples[-1], values[-1], style)
+            own[name] = (measured.samples[-1], values[-1], style)
+            line: dict[str, Any] = {"color": style.colour, "linewidth": style.width, "dashes": style.dashes or (None, None)}
+            marks: dict[str, Any] = {"marker": style.marker, "markersize": 2.6 + style.width / 1.5, "markeredgecolor": "white"}
+            decades = [index for index, count in enumerate(measured.samples) if log10(count).is_integer()]
+            marks |= {"markeredgewidth": 0.35, "markevery": decades}
+            axes.plot(measured.samples, values, label=name, zorder=style.zorder, clip_on=False, **line, **marks)
     # A key to what the line styles mean, where both occur.
-    if len({bool(style.dashes) for panel_ends in ends for _, _, style in panel_ends.values()}) == 2:
-        look: dict[str, Any] = {"color": GREY, "linewidth": 1.2}
-        handles = [Line2D([], [], label="biased", **look), Line2D([], [], label="unbiased", dashes=SCORE, **look)]
-        legend(figure, handles, labelcolor=GREY, handlelength=2.6, columnspacing=1.4)
+    if len({bool(style.dashes) for own in ends for _, _, style in own.values()}) == 2:
+        solid: dict[str, Any] = {"color": GREY, "linewidth": 1.2}
+        keys = {"biased": solid, "unbiased": {**solid, "dashes": SCORE}}
+        legend(figure, keys, labelcolor=GREY, handlelength=2.6, columnspacing=1.4)
     label_ends(figure, every, ends, height=2.1, narrowest=1.3, widest=3.0)
-
-
-def _draw_line(axes: Axes, name: str, style: Style, samples: Sequence[int], values: Sequence[float]) -> None:
-    """A line through all values, with a marker at each decade."""
-    axes.plot(
-        samples,
-        values,
-        label=name,
-        color=style.colour,
-        linewidth=style.width,
-        dashes=style.dashes or (None, None),
-        marker=style.marker,
-        markersize=2.6 + style.width / 1.5,
-        markeredgecolor="white",
-        markeredgewidth=0.35,
-        markevery=[index for index, count in enumerate(samples) if log10(count).is_integer()],
-        zorder=style.zorder,
-        clip_on=False,
-    )
 
 
 def _draw_interval(axes: Axes, name: str, measured: Measurement) -> None:
@@ -150,15 +133,8 @@ def _draw_slope(axes: Axes, constant: float, low: float) -> None:
     ends = max(left, (constant / high) ** 2), min(right, (constant / low) ** 2)
     axes.plot(ends, [constant / x**0.5 for x in ends], color=GREY, lw=0.6, zorder=1.4, gid="slope")
     (x0, y0), (x1, y1) = (place(axes, x, constant / x**0.5) for x in ends)
-    axes.annotate(
-        r"$\propto 1/\sqrt{M}$",
-        ((ends[0] * ends[1]) ** 0.5, constant / (ends[0] * ends[1]) ** 0.25),
-        xytext=(1, 1),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        rotation=degrees(atan2(y1 - y0, x1 - x0)),
-        rotation_mode="anchor",
-        fontsize=TINY,
-        color=GREY,
-    )
+    middle = (ends[0] * ends[1]) ** 0.5, constant / (ends[0] * ends[1]) ** 0.25
+    place_of_text: dict[str, Any] = {"xytext": (1, 1), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+    angle = degrees(atan2(y1 - y0, x1 - x0))
+    look: dict[str, Any] = {"rotation": angle, "rotation_mode": "anchor", "fontsize": TINY, "color": GREY}
+    axes.annotate(r"$\propto 1/\sqrt{M}$", middle, **place_of_text, **look)

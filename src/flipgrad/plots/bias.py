@@ -10,25 +10,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from flipgrad.plots.labels import Box, Spot, label_spots, note, write
-from flipgrad.plots.results import ROUNDING, LayerResult, Measurement, Panel, read_all
-from flipgrad.plots.style import (
-    BAND,
-    GREY,
-    PALE,
-    SMALL,
-    Style,
-    defaults,
-    fit,
-    grid,
-    legend,
-    log_ticks,
-    plain,
-    style_of,
-    text_width,
-)
+from flipgrad.plots.labels import Box, Spot, label_spots, note, text_width, write
+from flipgrad.plots.results import ROUNDING, LayerResult, Measurement, Panel, Reference, read_all
+from flipgrad.plots.style import BAND, GREY, PALE, Style, defaults, fit, grid, legend, log_ticks, plain, style_of
 
 # Inches: a panel, and the least height of what is not the zone without bias.
 WIDTH, HEIGHT, LEAST = 3.0, 3.3, 1.9
@@ -61,19 +46,23 @@ class Span:
         """The distance of a value from the axis' beginning."""
         return self.length * log10(value / self.start) / log10(self.high / self.start)
 
+    def place(self, measured: float) -> float:
+        """The distance at which a value is drawn: zero in the middle of its zone."""
+        return self.points(measured) if measured > ROUNDING else self.zone / 2
+
 
 @defaults()
 def bias_and_spread_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None = None, title: str = "") -> Figure:
     """Each estimator at its standard deviation and bias; what cannot be told from zero has a zone of its own on each axis."""
     results = read_all(panels, estimators)
     everything = [measured for result in results for measured in result.estimators.values()]
-    random = [(m.std, m.std_low, m.std_high) for m in everything if not _steady(m)]
-    across = _span(random, 72 * WIDTH, ZONE if any(map(_steady, everything)) else 0)
+    random = [(m.std, m.std_low, m.std_high) for m in everything if m.std > ROUNDING]
+    across = _span(random, 72 * WIDTH, ZONE if len(random) < len(everything) else 0)
     rows = [_rows(result, across) for result in results]
     count = max((row + 1 for found in rows for row, _ in found.values()), default=0)
     # Below the rows, the remarks of `_explain_zone`.
     zone = count * ROW + 11.0 * bool(count) + 9.0 * any(result.reference for result in results)
-    biased = [(m.bias, m.bias_low, m.bias_high) for m in everything if not _no_bias(m)]
+    biased = [(m.bias, m.bias_low, m.bias_high) for m in everything if _is_biased(m)]
     up = _span(biased, max(72 * HEIGHT, zone + 72 * LEAST), zone)
     figure, every = grid(ceil(len(panels) / 2), min(len(panels), 2), count=len(panels), title=title)
     for axes, panel in zip(every, panels, strict=True):
@@ -82,24 +71,18 @@ def bias_and_spread_figure(panels: Sequence[Panel], *, estimators: Sequence[str]
         axes.set_ylabel("|bias| / gradient length", labelpad=4)
         axes.set(xscale="log", yscale="log", xlim=(across.start, across.high), ylim=(up.start, up.high))
         _draw_zones(axes, across, up)
-    look: dict[str, Any] = {"color": GREY, "marker": "o", "markersize": 4.2, "linestyle": ""}
-    faces = {"biased by construction": GREY, "unbiased by construction": "white"}
-    handles = [Line2D([], [], markerfacecolor=face, label=label, **look) for label, face in faces.items()]
-    legend(figure, handles, labelcolor=GREY, handletextpad=0.1, columnspacing=1.2)
+    filled: dict[str, Any] = {"color": GREY, "marker": "o", "markersize": 4.2, "linestyle": ""}
+    keys = {"biased by construction": filled, "unbiased by construction": {**filled, "markerfacecolor": "white"}}
+    legend(figure, keys, labelcolor=GREY, handletextpad=0.1, columnspacing=1.2)
     fit(figure, height=up.length / 72, narrowest=WIDTH, widest=WIDTH)
     for axes, result, found in zip(every, results, rows, strict=True):
         _draw(axes, result, found, across, up)
     return figure
 
 
-def _steady(measured: Measurement) -> bool:
-    """Whether an estimator has no randomness."""
-    return measured.std <= ROUNDING
-
-
-def _no_bias(measured: Measurement) -> bool:
-    """Whether a bias is not distinguishable from zero."""
-    return min(measured.bias, measured.bias_low) <= ROUNDING
+def _is_biased(measured: Measurement) -> bool:
+    """Whether a bias is distinguishable from zero."""
+    return min(measured.bias, measured.bias_low) > ROUNDING
 
 
 def _span(intervals: Sequence[tuple[float, float, float]], length: float, zone: float) -> Span:
@@ -113,9 +96,9 @@ def _rows(result: LayerResult, across: Span) -> Rows:
     """A row of the zone without bias for each estimator there, so that names beside the markers do not collide."""
     rows: Rows = {}
     taken: list[list[tuple[float, float]]] = []
-    inside = {name: measured for name, measured in result.estimators.items() if _no_bias(measured)}
+    inside = {name: measured for name, measured in result.estimators.items() if not _is_biased(measured)}
     for name, measured in sorted(inside.items(), key=lambda item: -item[1].std):
-        x, width = _across(measured, across), text_width(name, SMALL, style_of(name).weight) + BESIDE + 3
+        x, width = across.place(measured.std), text_width(name, style_of(name).weight) + BESIDE + 3
         sides = [("left", x - 5, x + width), ("right", x - width, x + 5)]
         fitting = [side for side in sides if side[1] >= 0 and side[2] <= across.length] or sides
         taken.append([])
@@ -128,11 +111,6 @@ def _rows(result: LayerResult, across: Span) -> Rows:
         taken[rows[name][0]].append(ends)
         taken = [others for others in taken if others]
     return rows
-
-
-def _across(measured: Measurement, across: Span) -> float:
-    """An estimator's place along the axis of standard deviations, in points."""
-    return across.zone / 2 if _steady(measured) else across.points(measured.std)
 
 
 def _draw_zones(axes: Axes, across: Span, up: Span) -> None:
@@ -156,7 +134,7 @@ def _draw(axes: Axes, result: LayerResult, rows: Rows, across: Span, up: Span) -
     spots: list[Spot] = []
     whiskers: list[Box] = []
     for name, measured in result.estimators.items():
-        style, x = style_of(name, unbiased=measured.unbiased), across.at(_across(measured, across))
+        style, x = style_of(name, unbiased=measured.unbiased), across.at(across.place(measured.std))
         if name in rows:
             row, align = rows[name]
             y = up.at(up.zone - (row + 0.7) * ROW)
@@ -172,7 +150,7 @@ def _draw(axes: Axes, result: LayerResult, rows: Rows, across: Span, up: Span) -
         size = 3.4 + 0.8 * style.width + 2 * (1 - line)
         axes.plot([x], [y], marker=style.marker, markersize=size, label=name, zorder=style.zorder, clip_on=False, **look)
     values = list(_draw_iso(axes, spots, across, up))
-    _explain_zone(axes, result, up)
+    _explain_zone(axes, result.reference, up, bool(rows))
     label_spots(axes, spots, Box(across.zone + 4, up.zone + 1, across.length, up.length), values, whiskers)
 
 
@@ -182,7 +160,7 @@ def _draw_whiskers(
     """The confidence intervals of standard deviation and bias; yields what the latter covers."""
     behind: dict[str, Any] = {"color": style.colour, "zorder": style.zorder - 1}
     look = {"lw": 0.5 + 0.15 * style.width, "alpha": 0.6, "solid_capstyle": "butt", "gid": "whisker", **behind}
-    if not _steady(measured):
+    if measured.std > ROUNDING:
         axes.plot([max(measured.std_low, across.low), min(measured.std_high, across.high)], [y, y], **look)
     top, bottom = max(min(measured.bias_high, up.high), up.low), max(measured.bias_low, up.low)
     if top > bottom:
@@ -202,7 +180,7 @@ def _draw_iso(axes: Axes, spots: Sequence[Spot], across: Span, up: Span) -> Iter
         ends = ([radius, *xs, across.start], [up.start, *ys, radius])
         axes.plot(*ends, color="#BBBBBB", lw=0.6, zorder=0.8, gid="iso")
         text = f"RMSE {plain(radius)}"
-        half = text_width(text, SMALL) / 2
+        half = text_width(text) / 2
         # Nearest to the diagonal, but not over a marker.
         for best in np.argsort(np.abs(np.log(xs / ys))):
             x, y = across.points(xs[best]), up.points(ys[best])
@@ -213,11 +191,10 @@ def _draw_iso(axes: Axes, spots: Sequence[Spot], across: Span, up: Span) -> Iter
                 break
 
 
-def _explain_zone(axes: Axes, result: LayerResult, up: Span) -> None:
+def _explain_zone(axes: Axes, reference: Reference | None, up: Span, zone_is_used: bool) -> None:
     """Say below what is drawn how to read it; shade the biases that a reference, itself estimated, cannot resolve."""
-    unbiased = any(map(_no_bias, result.estimators.values()))
-    lines = ["bias not distinguishable from 0 (whiskers: upper limit)"] if unbiased else []
-    if reference := result.reference:
+    lines = ["bias not distinguishable from 0 (whiskers: upper limit)"] if zone_is_used else []
+    if reference:
         shaded = reference.error > up.low
         what = "dark: below the reference's own error" if shaded else "the reference's own error:"
         lines.append(f"{what} {reference.error:.2g} ({reference.source})")

@@ -42,14 +42,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines that share an axis; ``key`` names the chart in a page, ``percent`` means that values are shares."""
+    """Lines that share an axis, logarithmic or of shares in ``percent``; ``key`` names the chart in a page."""
 
     key: str
     title: str
     axis: str
     lines: list[Line]
     percent: bool = False
-    log: bool = False
 
 
 def charts(epochs: Sequence[Epoch]) -> list[Chart]:
@@ -70,12 +69,12 @@ def charts(epochs: Sequence[Epoch]) -> list[Chart]:
     saturated = _by_layer({epoch.epoch: epoch.saturated for epoch in epochs})
     rate = _line("learning rate", BLUE, {epoch.epoch: epoch.lr for epoch in epochs})
     every = [
-        Chart("losses", "Losses", "cross-entropy", losses, log=True),
+        Chart("losses", "Losses", "cross-entropy", losses),
         Chart("accuracies", "Accuracies", "accuracy", accuracies, percent=True),
-        Chart("gradients", "Gradient norm by layer", "gradient norm", gradients, log=True),
+        Chart("gradients", "Gradient norm by layer", "gradient norm", gradients),
         Chart("saturated", "Saturated units by layer", "share of units", saturated, percent=True),
         # A constant rate is told by the configuration.
-        Chart("rate", "Learning rate", "learning rate", [rate] if len(set(rate.values)) > 1 else [], log=True),
+        Chart("rate", "Learning rate", "learning rate", [rate] if len(set(rate.values)) > 1 else []),
     ]
     shown = [replace(chart, lines=[line for line in chart.lines if line.values]) for chart in every]
     return [chart for chart in shown if chart.lines]
@@ -121,7 +120,7 @@ def draw(axes: Axes, chart: Chart) -> None:
     values = [value for line in chart.lines for value in line.values]
     if chart.percent:
         percent_ticks(axes.yaxis)
-    elif chart.log and min(values) > 0 and max(values) >= LOG_FROM * min(values):
+    elif min(values) > 0 and max(values) >= LOG_FROM * min(values):
         axes.set_yscale("log")
         log_ticks(axes.yaxis)
 

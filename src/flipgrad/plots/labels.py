@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import cos, pi, sin
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
+from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D, ScaledTranslation, Transform
 from scipy.optimize import isotonic_regression
 
-from flipgrad.plots.style import GREY, SMALL, TINY, Style, fit, text_width
+from flipgrad.plots.style import GREY, SMALL, TINY, Style, fit
 
 # From one label's middle to the next one's, and from a line's end to its label.
 LINE, GAP = 1.3 * SMALL, 9.0
@@ -52,6 +55,12 @@ def place(axes: Axes, x: float, y: float) -> tuple[float, float]:
     """A point of the data, in points; the limits must have been set."""
     across, up = points(axes).inverted().transform(axes.transData.transform((x, y)))
     return float(across), float(up)
+
+
+@lru_cache(maxsize=1000)
+def text_width(text: str, weight: str = "normal") -> float:
+    """The width in points of one line of small text."""
+    return float(TextPath((0, 0), text, prop=FontProperties(size=SMALL, weight=weight)).get_extents().width) if text else 0.0
 
 
 def write(axes: Axes, name: str, x: float, y: float, style: Style, **options: Any) -> Text:
@@ -131,7 +140,7 @@ class Spot:
 
     def label(self, radius: float, angle: float) -> Box:
         """The name's box when its edge is ``radius`` away from the point in the direction ``angle``."""
-        half, tall = text_width(self.name, SMALL, self.style.weight) / 2 + 1, LINE / 2
+        half, tall = text_width(self.name, self.style.weight) / 2 + 1, LINE / 2
         x, y = self.x + (radius + half) * cos(angle), self.y + (radius + tall) * sin(angle)
         return Box(x - half, y - tall, x + half, y + tall)
 

@@ -167,35 +167,33 @@ def smooth(values: Numbers, width: float) -> tuple[Numbers, Numbers]:
 
 def _draw(row: Sequence[Axes], kind: Kind, every: Sequence[Styled]) -> list[Ends]:
     """Panels that share their limits; returns the ends of their lines, of one that has left the axes where it left."""
-    drawn = [_draw_curves(axes, kind, styled) for axes, styled in zip(row, every, strict=True)]
-    low, high = _limits(kind, np.concatenate([np.empty(0), *(curve for _, curves in drawn for curve in curves)]))
-    for axes, styled in zip(row, every, strict=True):
-        axes.set(ylim=(low, high), xlim=(1, max(2, *(len(run.curve("epoch")) for run, _ in styled))))
+    ends: list[dict[str, tuple[float, float, Style]]] = [{} for _ in row]
+    curves = []
+    for axes, styled, own in zip(row, every, ends, strict=True):
+        width = max(1.0, max(len(run.curve(kind.solid)) for run, _ in styled) / 40) if kind.smoothed else 0.0
+        remark = ""
+        for run, style in styled:
+            if not len(run.curve(kind.solid)):
+                continue
+            mean = _draw_curve(axes, run.label, style, run.curve(kind.solid), width, SOLID if kind.smoothed else style.dashes)
+            curves.append(mean)
+            own[run.label] = (len(mean), float(mean[-1]), style)
+            if run.diverged:
+                # It ended before its time.
+                axes.plot([len(mean)], mean[-1:], marker="x", markersize=5, markeredgewidth=1.4, color=style.colour, label="_")
+            if kind.dotted and (run.relaxed or kind.percent):
+                curves.append(_draw_curve(axes, "_", style, run.curve(kind.dotted), width, DOTS))
+                remark = " (dotted: 1 sample)" if kind.percent else " (dotted: relaxed)"
+        axes.set_ylabel(kind.label + remark, labelpad=3)
         axes.set_xlabel("epoch", labelpad=2)
+        axes.set_xlim(1, max(2, *(len(run.curve("epoch")) for run, _ in styled)))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
         if kind.percent:
             percent_ticks(axes.yaxis)
-    return [{name: (x, min(max(y, low), high), style) for name, (x, y, style) in ends.items()} for ends, _ in drawn]
-
-
-def _draw_curves(axes: Axes, kind: Kind, styled: Styled) -> tuple[Ends, list[Numbers]]:
-    """The curves of one panel; returns their ends, and their values with those of dotted curves."""
-    ends, curves, remark = {}, [], ""
-    width = max(1.0, max(len(run.curve(kind.solid)) for run, _ in styled) / 40) if kind.smoothed else 0.0
-    for run, style in styled:
-        if not len(run.curve(kind.solid)):
-            continue
-        mean = _draw_curve(axes, run.label, style, run.curve(kind.solid), width, SOLID if kind.smoothed else style.dashes)
-        curves.append(mean)
-        ends[run.label] = (len(mean), float(mean[-1]), style)
-        if run.diverged:
-            # It ended before its time.
-            axes.plot([len(mean)], mean[-1:], marker="x", markersize=5, markeredgewidth=1.4, color=style.colour, label="_")
-        if kind.dotted and (run.relaxed or kind.percent):
-            curves.append(_draw_curve(axes, "_", style, run.curve(kind.dotted), width, DOTS))
-            remark = " (dotted: 1 sample)" if kind.percent else " (dotted: relaxed)"
-    axes.set_ylabel(kind.label + remark, labelpad=3)
-    return ends, curves
+    low, high = _limits(kind, np.concatenate([np.empty(0), *curves]))
+    for axes in row:
+        axes.set_ylim(low, high)
+    return [{name: (x, min(max(y, low), high), style) for name, (x, y, style) in own.items()} for own in ends]
 
 
 def _draw_curve(axes: Axes, label: str, style: Style, values: Numbers, width: float, dashes: Sequence[float]) -> Numbers:

@@ -45,14 +45,8 @@ Matrix = Annotated[NDArray[np.float64], 2]
 Cube = Annotated[NDArray[np.float64], 3]
 
 _LARGEST = float(np.finfo(np.float64).max)
-_WORDS = {
-    dict: "an object",
-    list: "a list",
-    str: "text",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a finite number",
-}
+_NUMBERS = {int: "a whole number", float: "a finite number"}
+_WORDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", **_NUMBERS}
 _hints = lru_cache(get_type_hints)
 
 
@@ -100,7 +94,7 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
     if kind is Annotated:
         return _annotated(arguments[0], arguments[1], value, place)
     base = dict if is_dataclass(kind) else kind
-    _require(_is_number(value, base) if base in (int, float) else isinstance(value, base), _WORDS[base], value, place)
+    _require(_is_number(value, base) if base in _NUMBERS else isinstance(value, base), _WORDS[base], value, place)
     if base is not kind:
         return _dataclass(kind, value, place)
     if kind is list:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, log, nan, sqrt
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
@@ -117,8 +116,9 @@ def by_layer_figure(result: Path, nets: Sequence[str]) -> Figure:
     for above, below, net in zip(every, every[-len(chosen) :], chosen, strict=False):
         above.set_title(net.title, pad=5)
         below.set_xlabel("layer", labelpad=1)
-    hollow = Line2D([], [], color=GREY, marker="o", markersize=4, markerfacecolor="white", linewidth=0, label="not told from 0")
-    _explain_options(figure, chosen[0].options, hollow)
+    keys = {option: _look(option, 4) for option in chosen[0].options}
+    hollow = {"color": GREY, "marker": "o", "markersize": 4, "markerfacecolor": "white", "linewidth": 0}
+    legend(figure, {**keys, "not told from 0": hollow}, loc="outside lower center", columns=5)
     fit(figure, height=1.35)
     return figure
 
@@ -152,13 +152,10 @@ def _draw_layers(axes: Axes, net: Net, key: str) -> NDArray[np.float64]:
     return np.concatenate(drawn)
 
 
-def _explain_options(figure: Figure, options: Iterable[str], *more: Line2D) -> None:
-    styles = {option: style_of(option) for option in options}
-    handles = [
-        Line2D([], [], color=style.colour, marker=style.marker, markersize=4, linewidth=0.8, label=option)
-        for option, style in styles.items()
-    ]
-    legend(figure, [*handles, *more], loc="outside lower center", columns=5)
+def _look(option: str, size: float = 3.6) -> dict[str, Any]:
+    """A line with a marker at every point."""
+    style = style_of(option)
+    return {"color": style.colour, "marker": style.marker, "markersize": size, "linewidth": 0.8}
 
 
 @defaults()
@@ -175,7 +172,7 @@ def over_rates_figure(result: Path) -> Figure:
         above.set_title(trainings.title, pad=5)
     every[0].set_ylabel("training loss at the end", labelpad=3)
     every[len(grids)].set_ylabel("training loss, best rate", labelpad=3)
-    _explain_options(figure, options)
+    legend(figure, {option: _look(option, 4) for option in options}, loc="outside lower center", columns=5)
     fit(figure, height=1.75)
     return figure
 
@@ -191,7 +188,8 @@ def _draw_rates(axes: Axes, trainings: Grid, options: Sequence[str]) -> None:
         runs = sorted((run for run in trainings.runs if run.method == option), key=lambda run: run.rate)
         offset = side ** (0.5 * (index / max(len(options) - 1, 1) - 0.5))
         if finished := [run for run in runs if isfinite(run.final)]:
-            _draw_training(axes, option, [run.rate * offset for run in finished], [run.final for run in finished])
+            rates_drawn, losses = [run.rate * offset for run in finished], [run.final for run in finished]
+            axes.plot(rates_drawn, losses, label=option, **_look(option))
         for run in runs:
             if not run.final < top:
                 height = top - 0.03 * (top - lowest)
@@ -212,13 +210,8 @@ def _draw_times(axes: Axes, trainings: Grid, options: Sequence[str]) -> None:
         if runs and option in trainings.cost:
             losses = min(runs, key=lambda run: run.final).losses
             times = [epoch * trainings.cost[option] / cheapest for epoch in range(1, len(losses) + 1)]
-            _draw_training(axes, option, times, losses)
+            axes.plot(times, losses, label=option, **_look(option))
     axes.axvline(trainings.epochs, color=GREY, linewidth=0.7, zorder=1)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.set_xlabel("time, in epochs of the cheapest", labelpad=2)
-
-
-def _draw_training(axes: Axes, option: str, xs: Sequence[float], losses: Sequence[float]) -> None:
-    style = style_of(option)
-    axes.plot(xs, losses, color=style.colour, marker=style.marker, markersize=3.6, linewidth=0.8, label=option)

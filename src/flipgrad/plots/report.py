@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flipgrad import files
@@ -26,19 +27,10 @@ from flipgrad.plots.style import GREEN, ORANGE, defaults
 # Inches, and the scale of the text: legible when a telephone shows the figure at 350 pixels.
 SIZE, TEXT = (4.6, 2.9), 1.5
 
+# Of every line its label, its colour, and whether it is dashed.
+Legend = list[tuple[str, str, bool]]
 # The groups of examples, by how they were chosen; any other is called "Examples".
 GROUPS = {"random": "Drawn at random", "uncertain": "Least certain of the rest"}
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure of the page, with what a legend and a screen reader say."""
-
-    key: str
-    title: str
-    svg: Markup
-    legend: list[tuple[str, str, bool]]
-    words: str
 
 
 def report(folder: Path) -> Path:
@@ -68,9 +60,10 @@ def page(run: RunFiles) -> str:
         groups.setdefault(GROUPS.get(card.chosen or "", "Examples"), []).append(card)
     columns = columns_of(run.epochs) | evaluation.splits
     with defaults(TEXT):
-        plots = [_plot(chart) for chart in charts(run.epochs)]
+        plots = [_plot_chart(chart) for chart in charts(run.epochs)]
         members = evaluation.disagreement and _plot_disagreement(evaluation.disagreement, evaluation.samples)
     text = template("report.html").render(
+        run=run,
         title=title(run.config),
         facts=list(facts(run)),
         where=where,
@@ -81,10 +74,7 @@ def page(run: RunFiles) -> str:
         groups=groups.items(),
         places=[card.place for card in shown if card.place],
         disagreement=members,
-        config=list(flat(run.config)),
         command=shlex.join(["flipgrad", *run.command]) if run.command else "",
-        versions=list(flat(run.versions)),
-        machine=list(flat(run.machine)),
     )
     return text.lstrip()
 
@@ -98,7 +88,7 @@ def template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(percent=percent, loss=loss, short=short)
+    environment.filters.update(percent=percent, loss=loss, short=short, flat=flat)
     environment.globals["style"] = Markup(environment.get_template("report.css").render())
     return environment.get_template(name)
 
@@ -176,16 +166,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{key}.")
+        elif value is None or isinstance(value, bool):
+            yield f"{prefix}{key}", {None: "–", True: "yes", False: "no"}[value]
         else:
-            yield f"{prefix}{key}", _word(value)
-
-
-def _word(value: object) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def percent(value: float) -> str:
@@ -225,12 +209,10 @@ def duration(seconds: float) -> str:
     """
     if seconds < 10:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 # The lines of the table of numbers, and how a number of each is written.
@@ -245,26 +227,30 @@ MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def _plot(chart: Chart) -> Plot:
+def _plot(key: str, title: str, draw: Callable[[Axes], None], legend: Legend, words: str) -> dict[str, Any]:
+    """A figure of the page, with what a legend and a screen reader say."""
     figure = Figure(figsize=SIZE, layout="constrained")
-    draw(figure.subplots(), chart)
+    draw(figure.subplots())
+    return {"key": key, "title": title, "svg": inline(figure, key), "legend": legend, "words": words}
+
+
+def _plot_chart(chart: Chart) -> dict[str, Any]:
     # A single line that is called as the chart needs no legend.
     named = [line for line in chart.lines if line.label != chart.title.lower()]
     legend = [(line.label, css(line.colour), line.dashed) for line in named]
     show = percent if chart.percent else loss
     ends = "; ".join(f"{line.label} from {show(line.values[0])} to {show(line.values[-1])}" for line in chart.lines)
     first, last = (pick(line.epochs[at] for line in chart.lines) for pick, at in ((min, 0), (max, -1)))
-    return Plot(chart.key, chart.title, inline(figure, chart.key), legend, f"{chart.title}, epochs {first} to {last}: {ends}.")
+    words = f"{chart.title}, epochs {first} to {last}: {ends}."
+    return _plot(chart.key, chart.title, partial(draw, chart=chart), legend, words)
 
 
-def _plot_disagreement(found: Disagreement, samples: int | None) -> tuple[Plot, str]:
-    """The histogram of disagreement, and what it means."""
-    figure = Figure(figsize=SIZE, layout="constrained")
-    draw_disagreement(figure.subplots(), found, samples=samples)
+def _plot_disagreement(found: Disagreement, samples: int | None) -> dict[str, Any]:
     counts = (("correct", sum(found.correct), GREEN), ("wrong", sum(found.wrong), ORANGE))
     legend = [(f"{name} ({count:,})", css(colour), False) for name, count, colour in counts]
     bins = zip(found.edges, found.correct, found.wrong, strict=False)
     told = "; ".join(f"from {edge:.0%}: {right:,} correct, {wrong:,} wrong" for edge, right, wrong in bins if right or wrong)
     words = f"Numbers of predictions by the share of members that disagree. {told}."
-    plot = Plot("disagreement", "Ensemble disagreement", inline(figure, "disagreement"), legend, words)
-    return plot, meaning(found, samples=samples)
+    histogram = partial(draw_disagreement, found=found, samples=samples)
+    plot = _plot("disagreement", "Ensemble disagreement", histogram, legend, words)
+    return plot | {"meaning": meaning(found, samples=samples)}

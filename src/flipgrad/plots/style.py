@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import colorsys
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from io import BytesIO
 from math import inf
 from pathlib import Path
@@ -18,11 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.textpath import TextPath
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from flipgrad import files
@@ -40,9 +37,6 @@ PAGE, AMPLE = 7.2, 4.0
 # Lengths of dashes and gaps in line widths. A biased estimator is solid; an unbiased one is dashed, by family.
 SOLID: tuple[float, ...] = ()
 SCORE, ANTITHETIC, CONTROL, DOTTED = (5.0, 1.8), (2.4, 1.3), (5.5, 1.5, 1.3, 1.5), (1.0, 1.2)
-
-Source = TypeVar("Source")
-Options = ParamSpec("Options")
 
 
 @dataclass(frozen=True)
@@ -186,8 +180,9 @@ def fit(figure: Figure, *, height: float, narrowest: float = 0.0, widest: float 
         title.set_x(figure.axes[0].get_position().x0)
 
 
-def legend(figure: Figure, handles: Sequence[Line2D], *, columns: int = 2, **options: Any) -> None:
-    """A legend of the whole figure, outside the panels."""
+def legend(figure: Figure, looks: Mapping[str, Mapping[str, Any]], *, columns: int = 2, **options: Any) -> None:
+    """A legend of the whole figure, outside the panels: the looks of lines by what they are called."""
+    handles = [Line2D([], [], label=label, **look) for label, look in looks.items()]
     look: dict[str, Any] = {"loc": "outside lower right", "frameon": False, "fontsize": SMALL, "borderaxespad": 0.2}
     figure.legend(handles=handles, ncols=columns, **{**look, **options})
 
@@ -218,12 +213,6 @@ def plain(value: float) -> str:
     return f"{value:g}"
 
 
-@lru_cache(maxsize=1000)
-def text_width(text: str, size: float, weight: str = "normal") -> float:
-    """The width in points of one line of text."""
-    return float(TextPath((0, 0), text, prop=FontProperties(size=size, weight=weight)).get_extents().width) if text else 0.0
-
-
 @defaults()
 def save(figure: Figure, output: Path) -> list[Path]:
     """Write ``output`` as PNG (200 dpi) and as PDF, each at once or not at all, and the same bytes each time."""
@@ -241,6 +230,10 @@ def write(figure: Figure, path: Path, *, dpi: int = 200) -> None:
     metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None}}[path.suffix]
     figure.savefig(content, format=path.suffix[1:], dpi=dpi, metadata=metadata)
     files.write(path, content.getvalue())
+
+
+Source = TypeVar("Source")
+Options = ParamSpec("Options")
 
 
 def saved(draw: Callable[Concatenate[Source, Options], Figure]) -> Callable[Concatenate[Source, Path, Options], list[Path]]:

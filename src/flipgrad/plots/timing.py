@@ -8,7 +8,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator, ScalarFormatter
 
 from flipgrad.errors import InputError
@@ -82,11 +81,11 @@ def timing_figure(result: Path) -> Figure:
     names = [name for name in ordered(file.methods) if name != file.reference]
     figure, every = grid(1, len(RATIOS), sharey=True)
     look: dict[str, Any] = {"marker": "o", "markersize": 4.5, "linestyle": ""}
-    for axes, (title, keys) in zip(every, RATIOS.items(), strict=True):
+    for axes, (title, times) in zip(every, RATIOS.items(), strict=True):
         axes.axvline(1, color=GREY, linewidth=0.8)
         for row, name in enumerate(names):
             colour = style_of(name).colour
-            theirs, ours = file.ratio(name, "paper", keys), file.ratio(name, "ours", keys)
+            theirs, ours = file.ratio(name, "paper", times), file.ratio(name, "ours", times)
             axes.plot([theirs, ours], [row, row], color=colour, linewidth=0.8, alpha=0.6)
             axes.plot([theirs], [row], color=colour, markerfacecolor="white", label="_", **look)
             axes.plot([ours], [row], color=colour, label=name, **look)
@@ -97,9 +96,9 @@ def timing_figure(result: Path) -> Figure:
         axes.tick_params(axis="y", length=0)
     every[0].set_ylim(len(names) - 0.5, -0.5)
     every[0].set_yticks(range(len(names)), labels=names)
-    faces = {"the paper, on a GPU": "white", f"here, on {file.threads} thread{'s' * (file.threads != 1)} of a processor": GREY}
-    handles = [Line2D([], [], color=GREY, markerfacecolor=face, label=label, **look) for label, face in faces.items()]
-    legend(figure, handles, loc="outside upper right", handletextpad=0.2)
+    here = f"here, on {file.threads} thread{'s' * (file.threads != 1)} of a processor"
+    keys = {"the paper, on a GPU": {"markerfacecolor": "white", "color": GREY, **look}, here: {"color": GREY, **look}}
+    legend(figure, keys, loc="outside upper right", handletextpad=0.2)
     fit(figure, height=0.2 * len(names) + 0.15)
     return figure
 
