@@ -1,12 +1,11 @@
 """Figures, drawn from result files only: anything drawn can be redrawn."""
 
-from flipgrad.plots.accuracy import cosine_figure, rmse_figure
+from flipgrad.plots.accuracy import Panel, cosine_figure, layers, rmse_figure
 from flipgrad.plots.bias import bias_and_spread_figure
 from flipgrad.plots.charts import training_curve
 from flipgrad.plots.learning import cifar, cifar_extra, muprop_figure
 from flipgrad.plots.options import by_layer_figure, over_rates_figure
 from flipgrad.plots.report import report
-from flipgrad.plots.results import Panel, layers
 from flipgrad.plots.style import saved
 from flipgrad.plots.timing import scaling_figure, timing_figure
 from flipgrad.plots.toy import toy_example_figure, toy_training_figure

@@ -1,13 +1,17 @@
-"""How accurate gradient estimates are, against the number of samples; figures 2 and 3 of the paper.
+"""How accurate gradient estimates are: the result files of an evaluation, and their curves over the number of samples.
 
-Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochastic Binary Networks. NeurIPS 2020.
+The curves are figures 2 and 3 of the paper: Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochastic
+Binary Networks. NeurIPS 2020. Files are read and checked, so that a figure is right or not drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import atan2, degrees, floor, log10
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,9 +19,161 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 from matplotlib.transforms import offset_copy
 
+from flipgrad.errors import InputError
 from flipgrad.plots.labels import label_ends, note, place
-from flipgrad.plots.results import ROUNDING, LayerResult, Measurement, Panel, Reference, read_all
-from flipgrad.plots.style import BAND, GREY, SCORE, TINY, Style, defaults, grid, legend, log_ticks, style_of
+from flipgrad.plots.loading import Count, Natural, NotNegative, Range, load
+from flipgrad.plots.style import BAND, GREY, SCORE, TINY, Style, defaults, grid, legend, log_ticks, ordered, plain, style_of
+
+# A relative error below this is the rounding of float32: it is drawn as none.
+ROUNDING = 1e-6
+
+Cosine = Annotated[float, Range("from -1 to 1", -1, 1)]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What one panel of a figure shows: a layer ("layer 1", "head", "all") of a result file, under a title."""
+
+    result: Path
+    layer: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One estimator in the layer ``name``; errors are relative to the length of the gradient, curves go over ``samples``."""
+
+    name: str
+    samples: list[Count]
+    rmse: list[NotNegative]
+    cosine_mean: list[Cosine]
+    cosine_low: list[Cosine]
+    cosine_high: list[Cosine]
+    bias: NotNegative
+    bias_low: NotNegative
+    bias_high: NotNegative
+    std: NotNegative
+    std_low: NotNegative
+    std_high: NotNegative
+    # Told by the estimator, not by each of its layers.
+    unbiased: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.samples or any(after <= before for before, after in pairwise(self.samples)):
+            raise InputError(f"'samples' must be increasing and not empty, got {self.samples}")
+        for key in ("rmse", "cosine_mean", "cosine_low", "cosine_high"):
+            if (count := len(getattr(self, key))) != len(self.samples):
+                raise InputError(f"{key!r} must have {len(self.samples)} entries, one per entry of 'samples', got {count}")
+        for key, low, high in (("bias", self.bias_low, self.bias_high), ("std", self.std_low, self.std_high)):
+            if low > high:
+                raise InputError(f"'{key}_low' must not exceed '{key}_high', got {low} and {high}")
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """What the file says of one estimator."""
+
+    unbiased: bool
+    layers: list[Measurement]
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """The relative error of a reference in the layer ``name``."""
+
+    name: str
+    error: NotNegative
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What estimators were compared with: the exact gradient, or the mean of ``draws`` of an estimator and its ``error``."""
+
+    kind: Literal["exact", "draws"]
+    estimator: str = ""
+    draws: Natural = 0
+    layers: list[LayerError] = field(default_factory=list)
+    # Of the layer that is drawn.
+    error: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind == "draws" and not self.draws:
+            raise InputError("'draws' must be at least 1, got 0")
+
+    @property
+    def source(self) -> str:
+        """Where one that is not exact comes from."""
+        return f"{self.estimator}, {plain(self.draws)} draws"
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """A whole result file."""
+
+    estimators: dict[str, Estimator]
+    reference: Reference
+
+    def __post_init__(self) -> None:
+        if not self.estimators:
+            raise InputError("'estimators' must hold at least one, got none")
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """One layer of a result file; an exact ``reference`` is None."""
+
+    estimators: dict[str, Measurement]
+    reference: Reference | None
+
+
+def layers(path: Path) -> list[str]:
+    """The layers in a result file, as :class:`Panel` calls them: those of its first estimator."""
+    first = next(iter(_load(path).estimators.values()))
+    return [layer.name for layer in first.layers]
+
+
+def read_all(panels: Sequence[Panel], estimators: Sequence[str] | None = None) -> list[LayerResult]:
+    """Read what the panels show, of the given estimators or of all; each must be in one of the files."""
+    if not panels:
+        raise InputError("panels: expected at least one, got none")
+    results = [read(panel.result, panel.layer) for panel in panels]
+    known = {name for result in results for name in result.estimators}
+    chosen = known if estimators is None else set(estimators)
+    if not chosen or not chosen <= known:
+        files = ", ".join(dict.fromkeys(str(panel.result) for panel in panels))
+        strange = ", ".join(sorted(chosen - known)) or "an empty list"
+        raise InputError(f"estimators: {strange} is not in {files}; choose from {', '.join(ordered(known))}")
+    return [
+        replace(r, estimators={name: r.estimators[name] for name in ordered(r.estimators) if name in chosen}) for r in results
+    ]
+
+
+def read(path: Path, layer: str) -> LayerResult:
+    """Read one layer of a result file, or raise an `InputError` that names the file and what to do."""
+    file = _load(path)
+    estimators = {
+        name: replace(_named(layer, estimator.layers, f"{path}: estimator {name!r}"), unbiased=estimator.unbiased)
+        for name, estimator in file.estimators.items()
+    }
+    if file.reference.kind == "exact":
+        return LayerResult(estimators, None)
+    error = _named(layer, file.reference.layers, f"{path}: the reference").error
+    return LayerResult(estimators, replace(file.reference, error=error))
+
+
+def _load(path: Path) -> ResultFile:
+    missing, broken = "run the evaluation that writes it, or correct the path", "run the evaluation again to rewrite it"
+    return load(path, ResultFile, missing=missing, broken=broken)
+
+
+Layer = TypeVar("Layer", Measurement, LayerError)
+
+
+def _named(name: str, layers: Sequence[Layer], where: str) -> Layer:
+    for layer in layers:
+        if layer.name == name:
+            return layer
+    raise InputError(f"{where} has no layer {name!r}; choose one of {', '.join(repr(layer.name) for layer in layers)}")
 
 
 @defaults()
@@ -25,13 +181,17 @@ def rmse_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None = N
     """Relative root mean squared errors over the number of samples, log-log, and the slope of unbiased estimators."""
     results = read_all(panels, estimators)
     drawn = [{name: m for name, m in result.estimators.items() if max(m.rmse) > ROUNDING} for result in results]
-    low, high = _error_limits(results)
+    errors = [value for shown in drawn for m in shown.values() for value in m.rmse if value > ROUNDING] or [1.0]
+    references = [result.reference.error for result in results if result.reference]
+    # All errors are inside, and the reference's own error where it is near.
+    low = max(min([min(errors) / 1.5, *(error / 2.5 for error in references if error > 0)]), min(errors) / 3)
+    high = max(errors) * 1.5
     figure, every = grid(1, len(panels), sharey=True, title=title)
     every[0].set(yscale="log", ylim=(low, high), ylabel="relative RMSE")
     log_ticks(every[0].yaxis)
     _draw_lines(figure, every, panels, drawn, "rmse")
     # Where a reference cannot resolve errors, no slope is drawn either.
-    resolved = max([low, *(result.reference.error for result in results if result.reference)])
+    resolved = max([low, *references])
     slope = _slope([measured for shown in drawn for measured in shown.values()], resolved, high)
     for axes, result, shown in zip(every, results, drawn, strict=True):
         _draw_slope(axes, slope, resolved)
@@ -58,7 +218,12 @@ def cosine_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None =
     _draw_lines(figure, every, panels, drawn, "cosine_mean")
     for axes, result in zip(every, results, strict=True):
         for name, measured in result.estimators.items():
-            _draw_interval(axes, name, measured)
+            # Shades of several estimators mix, so that both limits have a hairline as well.
+            samples, low, high = measured.samples, measured.cosine_low, measured.cosine_high
+            look: dict[str, Any] = {"color": style_of(name, unbiased=measured.unbiased).colour, "zorder": 1.5}
+            axes.fill_between(samples, low, high, alpha=0.1, lw=0, **look)
+            for edge in (low, high):
+                axes.plot(samples, edge, alpha=0.45, lw=0.4, gid="edge", **look)
         # The line between directions that descend and those that do not.
         axes.axhline(0, color=GREY, linewidth=0.9, zorder=1.6, gid="zero")
         above = offset_copy(axes.get_yaxis_transform(), figure, x=-2, y=-2, units="points")
@@ -99,22 +264,6 @@ def _draw_lines(
         keys = {"biased": solid, "unbiased": {**solid, "dashes": SCORE}}
         legend(figure, keys, labelcolor=GREY, handlelength=2.6, columnspacing=1.4)
     label_ends(figure, every, ends, height=2.1, narrowest=1.3, widest=3.0)
-
-
-def _draw_interval(axes: Axes, name: str, measured: Measurement) -> None:
-    """Shade from the lower to the upper cosine, with a hairline at both, as shades of several estimators mix."""
-    colour = style_of(name, unbiased=measured.unbiased).colour
-    axes.fill_between(measured.samples, measured.cosine_low, measured.cosine_high, color=colour, alpha=0.1, lw=0, zorder=1.5)
-    for edge in (measured.cosine_low, measured.cosine_high):
-        axes.plot(measured.samples, edge, color=colour, alpha=0.45, lw=0.4, zorder=1.5, gid="edge")
-
-
-def _error_limits(results: Sequence[LayerResult]) -> tuple[float, float]:
-    """Limits that hold all errors, and the reference's own error where it is near."""
-    every = [value for result in results for m in result.estimators.values() for value in m.rmse if value > ROUNDING] or [1.0]
-    references = [result.reference.error for result in results if result.reference]
-    low = max(min([min(every) / 1.5, *(error / 2.5 for error in references if error > 0)]), min(every) / 3)
-    return low, max(every) * 1.5
 
 
 def _slope(curves: Sequence[Measurement], low: float, high: float) -> float:

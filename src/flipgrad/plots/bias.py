@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flipgrad.plots.accuracy import ROUNDING, LayerResult, Measurement, Panel, Reference, read_all
 from flipgrad.plots.labels import Box, Spot, label_spots, note, text_width, write
-from flipgrad.plots.results import ROUNDING, LayerResult, Measurement, Panel, Reference, read_all
 from flipgrad.plots.style import BAND, GREY, PALE, Style, defaults, fit, grid, legend, log_ticks, plain, style_of
 
 # Inches: a panel, and the least height of what is not the zone without bias.

@@ -44,7 +44,7 @@ class Bar:
 class Card:
     """What is shown of an example; ``place`` is a point's, in [0, 1] x [0, 1] from the lower left."""
 
-    index: int
+    example: Example
     label: str
     predicted: str
     correct: bool
@@ -54,7 +54,6 @@ class Card:
     picture: str | None
     place: tuple[float, float] | None
     coordinates: str
-    chosen: str | None
 
 
 def cards(examples: Sequence[Example], classes: Sequence[str]) -> list[Card]:
@@ -86,7 +85,7 @@ def _card(example: Example, classes: Sequence[str], limits: tuple[float, float],
     order = sorted(range(count), key=lambda k: -example.probabilities[k])
     shown = order[:CLASSES] if example.label in order[:CLASSES] else [*order[: CLASSES - 1], example.label]
     return Card(
-        index=example.index,
+        example=example,
         label=names[example.label],
         predicted=names[predicted],
         correct=predicted == example.label,
@@ -96,7 +95,6 @@ def _card(example: Example, classes: Sequence[str], limits: tuple[float, float],
         picture=None if example.image is None else picture(example.image, *limits),
         place=_place(example.point, plane),
         coordinates="" if example.point is None else f"({', '.join(f'{value:.3g}' for value in example.point)})",
-        chosen=example.chosen,
     )
 
 

@@ -53,9 +53,8 @@ _hints = lru_cache(get_type_hints)
 def load(path: Path, kind: type[T], *, missing: str = "run the experiment that writes it", broken: str = REWRITE) -> T:
     """Read a JSON file that holds a dataclass.
 
-    Raises:
-        InputError: if there is no such file or it is wrong: which file, where, what was expected, what came, and what to do,
-            which is ``missing`` or ``broken``.
+    An `InputError` says which file is not there or wrong, where, what was expected, what came, and what to do, which is
+    ``missing`` or ``broken``.
     """
     return build(kind, read_json(path, missing=missing, broken=broken), where=str(path), fix=broken)
 

@@ -57,7 +57,7 @@ def page(run: RunFiles) -> str:
     shown = cards(evaluation.examples, evaluation.classes)
     groups: dict[str, list[Card]] = {}
     for card in shown:
-        groups.setdefault(GROUPS.get(card.chosen or "", "Examples"), []).append(card)
+        groups.setdefault(GROUPS.get(card.example.chosen or "", "Examples"), []).append(card)
     columns = columns_of(run.epochs) | evaluation.splits
     with defaults(TEXT):
         plots = [_plot_chart(chart) for chart in charts(run.epochs)]

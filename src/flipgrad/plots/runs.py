@@ -122,11 +122,7 @@ class RunFiles(Settings):
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read the folder of a run.
-
-    Raises:
-        InputError: if a file is missing or broken: which one, where, and what to do.
-    """
+    """Read the folder of a run; an `InputError` says which file is missing or broken, where, and what to do."""
     if not folder.is_dir():
         raise InputError(f"{folder}: is no folder; {NO_RUN}")
     summary, evaluation = folder / "summary.json", folder / "evaluation.json"
@@ -142,9 +138,6 @@ def read_metrics(path: Path) -> list[Epoch]:
     """The epochs of a ``metrics.jsonl``, in order; of an epoch that was done twice, the later line.
 
     A last line that does not end was being written when the run was stopped, and is left out.
-
-    Raises:
-        InputError: if the file is missing or a line is broken.
     """
     records = read_json_lines(path, missing=NO_RUN, broken=RETRAIN)
     lines = [build(Epoch, record, where=f"{path}, line {n}", fix=RETRAIN) for n, record in enumerate(records, 1)]

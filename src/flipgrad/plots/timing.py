@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator, ScalarFormatter
 
@@ -110,26 +109,21 @@ def scaling_figure(result: Path) -> Figure:
     sizes = load_field(result, "axes", dict[str, Growth], **advice)
     figure, every = grid(1, len(sizes), sharey=True)
     for axes, (name, growth) in zip(every, sizes.items(), strict=True):
-        _draw_growth(axes, growth)
-        axes.set_xlabel(SIZES[name])
+        values = growth.values
+        for method, seconds in growth.seconds.items():
+            colour, marker = LOOKS[method]
+            axes.plot(values, [1e3 * s for s in seconds], color=colour, marker=marker, markersize=4, label=method)
+        # Below all data, so that slopes can be compared and nothing is crossed.
+        operations = [(value / values[0]) ** growth.theory for value in values]
+        level = 0.7e3 * min(s / g for seconds in growth.seconds.values() for s, g in zip(seconds, operations, strict=True))
+        axes.plot(values, [level * g for g in operations], color=GREY, linewidth=0.8, linestyle=":")
+        axes.text(0.97, 0.04, "dotted: operations", transform=axes.transAxes, color=GREY, ha="right", fontsize=SMALL)
+        axes.set(xscale="log", yscale="log", xlabel=SIZES[name])
+        axes.xaxis.set_major_locator(FixedLocator(values))
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_minor_formatter(NullFormatter())
     every[0].set_ylabel("milliseconds of a step")
     every[0].legend(frameon=False, loc="upper left")
     fit(figure, height=1.85)
     return figure
-
-
-def _draw_growth(axes: Axes, growth: Growth) -> None:
-    values = growth.values
-    for method, seconds in growth.seconds.items():
-        colour, marker = LOOKS[method]
-        axes.plot(values, [1e3 * s for s in seconds], color=colour, marker=marker, markersize=4, label=method)
-    # Below all data, so that slopes can be compared and nothing is crossed.
-    operations = [(value / values[0]) ** growth.theory for value in values]
-    level = 0.7e3 * min(s / g for seconds in growth.seconds.values() for s, g in zip(seconds, operations, strict=True))
-    axes.plot(values, [level * g for g in operations], color=GREY, linewidth=0.8, linestyle=":")
-    axes.text(0.97, 0.04, "dotted: operations", transform=axes.transAxes, color=GREY, ha="right", fontsize=SMALL)
-    axes.set(xscale="log", yscale="log")
-    axes.xaxis.set_major_locator(FixedLocator(values))
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_formatter(NullFormatter())
