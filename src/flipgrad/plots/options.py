@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from flipgrad.errors import InputError
@@ -197,9 +197,8 @@ def _draw_rates(axes: Axes, trainings: Grid, options: Sequence[str]) -> None:
     if lowest < GUESSING:
         axes.axhline(GUESSING, color=GREY, linewidth=0.7, zorder=1)
         note(axes, 0.98, (GUESSING - low) / (top - low) - 0.01, "guessing", va="top", ha="right")
-    axes.xaxis.set_major_locator(FixedLocator(rates))
-    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(rates, labels=map(plain, rates))
+    axes.set_xticks([], minor=True)
     axes.set_xlabel("learning rate (×: above)", labelpad=2)
 
 

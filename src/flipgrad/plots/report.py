@@ -127,7 +127,8 @@ def facts(run: RunFiles) -> Iterator[str]:
 
 def headline_scores(run: RunFiles, splits: Mapping[str, Scores]) -> tuple[str, Scores | None]:
     """The scores that count, and on what: those of the test part where there are some, else the best there is."""
-    for name in sorted(splits, key=lambda name: name != "test"):
+    if splits:
+        name = "test" if "test" in splits else next(iter(splits))
         return f"On the {name} examples", splits[name]
     if run.summary and run.summary.known:
         return "At the end of training", run.summary
