@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from types import SimpleNamespace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from flipgrad.plots.runs import Example
 CLASSES = 4
 # Members that are marked on a bar, at most; of more, evenly spaced ones in the order of their probability.
 MARKS = 32
+
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -40,23 +43,7 @@ class Bar:
         return f", members {self.marks[0]:.0%} to {self.marks[-1]:.0%}" if self.marks else ""
 
 
-@dataclass(frozen=True)
-class Card:
-    """What is shown of an example; ``place`` is a point's, in [0, 1] x [0, 1] from the lower left."""
-
-    example: Example
-    label: str
-    predicted: str
-    correct: bool
-    agreeing: int
-    members: int
-    bars: list[Bar]
-    picture: str | None
-    place: tuple[float, float] | None
-    coordinates: str
-
-
-def cards(examples: Sequence[Example], classes: Sequence[str]) -> list[Card]:
+def cards(examples: Sequence[Example], classes: Sequence[str]) -> list[SimpleNamespace]:
     """The examples in their order; all images share one range of values, all points one plane."""
     images = [example.image for example in examples if example.image is not None]
     low, high = min((image.min() for image in images), default=0.0), max((image.max() for image in images), default=1.0)
@@ -66,7 +53,7 @@ def cards(examples: Sequence[Example], classes: Sequence[str]) -> list[Card]:
     return [_card(example, classes, limits, plane) for example in examples]
 
 
-def picture(image: NDArray[np.float64], low: float, high: float) -> str:
+def picture(image: Numbers, low: float, high: float) -> str:
     """A data URI of an image [C, H, W], black at ``low`` and white at ``high``; in colour if it has three channels."""
     pixels = np.clip((image - low) / (high - low) * 255, 0, 255).round().astype(np.uint8)
     shown = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels.mean(0).round().astype(np.uint8)
@@ -75,7 +62,8 @@ def picture(image: NDArray[np.float64], low: float, high: float) -> str:
     return f"data:image/png;base64,{b64encode(content.getvalue()).decode()}"
 
 
-def _card(example: Example, classes: Sequence[str], limits: tuple[float, float], plane: NDArray[np.float64]) -> Card:
+def _card(example: Example, classes: Sequence[str], limits: tuple[float, float], plane: Numbers) -> SimpleNamespace:
+    """What the page shows of an example."""
     count = len(example.probabilities)
     names = [classes[k] if k < len(classes) else str(k) for k in range(count)]
     predicted = int(np.argmax(example.probabilities))
@@ -84,7 +72,7 @@ def _card(example: Example, classes: Sequence[str], limits: tuple[float, float],
     marks = np.sort(members, axis=0)[marked].clip(0, 1)
     order = sorted(range(count), key=lambda k: -example.probabilities[k])
     shown = order[:CLASSES] if example.label in order[:CLASSES] else [*order[: CLASSES - 1], example.label]
-    return Card(
+    return SimpleNamespace(
         example=example,
         label=names[example.label],
         predicted=names[predicted],
@@ -98,7 +86,8 @@ def _card(example: Example, classes: Sequence[str], limits: tuple[float, float],
     )
 
 
-def _place(point: list[float] | None, plane: NDArray[np.float64]) -> tuple[float, float] | None:
+def _place(point: list[float] | None, plane: Numbers) -> tuple[float, float] | None:
+    """Where a point of the plane lies among the others: in [0, 1] x [0, 1], from the lower left."""
     if point is None or len(point) != 2:
         return None
     low, high = plane.min(0), plane.max(0)

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -20,7 +21,7 @@ from matplotlib.figure import Figure
 
 from flipgrad import files
 from flipgrad.plots.charts import Chart, charts, css, draw, draw_disagreement, inline, meaning
-from flipgrad.plots.examples import Card, cards
+from flipgrad.plots.examples import cards
 from flipgrad.plots.runs import Disagreement, Epoch, Evaluated, RunFiles, Scores, read_run
 from flipgrad.plots.style import GREEN, ORANGE, defaults
 
@@ -55,7 +56,7 @@ def page(run: RunFiles) -> str:
     evaluation = run.evaluation or Evaluated()
     where, scores = headline_scores(run, evaluation.splits)
     shown = cards(evaluation.examples, evaluation.classes)
-    groups: dict[str, list[Card]] = {}
+    groups: dict[str, list[SimpleNamespace]] = {}
     for card in shown:
         groups.setdefault(GROUPS.get(card.example.chosen or "", "Examples"), []).append(card)
     columns = columns_of(run.epochs) | evaluation.splits
@@ -81,13 +82,8 @@ def page(run: RunFiles) -> str:
 
 def template(name: str) -> Template:
     """A page to be filled in; it knows the style sheet that all pages share."""
-    environment = Environment(
-        loader=PackageLoader("flipgrad.plots", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    pages = PackageLoader("flipgrad.plots", "page")
+    environment = Environment(loader=pages, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(percent=percent, loss=loss, short=short, flat=flat)
     environment.globals["style"] = Markup(environment.get_template("report.css").render())
     return environment.get_template(name)
