@@ -7,7 +7,7 @@ from run_files import LAYERS, epoch, put_lines, write_run
 
 from flipgrad.errors import InputError
 from flipgrad.plots import training_curve
-from flipgrad.plots.curves import charts, draw
+from flipgrad.plots.charts import charts, draw
 from flipgrad.plots.runs import Epoch, read_metrics
 
 

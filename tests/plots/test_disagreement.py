@@ -1,6 +1,7 @@
 import pytest
+from matplotlib.figure import Figure
 
-from flipgrad.plots.disagreement import disagreement_figure, meaning
+from flipgrad.plots.charts import draw_disagreement, meaning
 from flipgrad.plots.runs import Disagreement
 
 
@@ -44,7 +45,8 @@ def test_what_it_means_is_said(correct, wrong, samples, sentence):
 
 
 def test_bars_are_shares_of_each_group():
-    (axes,) = disagreement_figure(found([6, 2, 0, 0], [0, 1, 0, 3]), samples=4, size=(4, 3)).axes
+    axes = Figure(figsize=(4, 3)).subplots()
+    draw_disagreement(axes, found([6, 2, 0, 0], [0, 1, 0, 3]), samples=4)
     heights = [[bar.get_height() for bar in container] for container in axes.containers]
     assert heights == [[0.75, 0.25, 0, 0], [0, 0.25, 0, 0.75]]
     for index, (left, right) in enumerate(zip(*axes.containers, strict=True)):
@@ -56,8 +58,9 @@ def test_bars_are_shares_of_each_group():
 
 @pytest.mark.parametrize("samples", [None, 1000])
 def test_bins_of_several_shares_are_labelled_at_their_edges(samples):
-    figure = disagreement_figure(found([6] * 20, [0] * 20), samples=samples, size=(4, 3))
+    figure = Figure(figsize=(4, 3))
+    axes = figure.subplots()
+    draw_disagreement(axes, found([6] * 20, [0] * 20), samples=samples)
     figure.draw_without_rendering()
-    (axes,) = figure.axes
     assert axes.get_xticks()[0] == 0
     assert axes.get_xticklabels()[0].get_text() == "0%"

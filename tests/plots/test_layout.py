@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 from figures import clipped
-from matplotlib.lines import Line2D
 
-from flipgrad.plots.layout import PAGE, fit, grid, legend
-from flipgrad.plots.style import defaults
+from flipgrad.plots.style import PAGE, defaults, fit, grid, legend
 
 
 def sizes(figure, axes):
@@ -22,7 +20,7 @@ def drawn(rows, columns, *, limits=None, **options):
     for panel in panels:
         panel.set(title="Two\nlines", xlabel="x", ylabel="y", ylim=(0, 1000))
         panel.text(1, 0.5, "beside the panel", transform=panel.transAxes)
-    legend(figure, [Line2D([], [], label="one"), Line2D([], [], label="two")])
+    legend(figure, {"one": {}, "two": {}})
     fit(figure, height=1.5, **limits or {})
     return figure, panels
 

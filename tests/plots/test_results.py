@@ -5,7 +5,7 @@ import pytest
 from synthetic import ESTIMATORS, SAMPLES, result, write
 
 from flipgrad.errors import InputError
-from flipgrad.plots.results import Panel, read, read_all
+from flipgrad.plots.accuracy import Panel, read, read_all
 
 
 def test_a_layer_is_read_as_it_was_written(tmp_path):

@@ -8,7 +8,7 @@ from run_files import put
 
 import flipgrad as fg
 from flipgrad import plots
-from flipgrad.plots.scaling import scaling_figure
+from flipgrad.plots.timing import scaling_figure
 
 
 def growth() -> dict:

@@ -100,7 +100,7 @@ def test_the_most_prominent_come_first_and_unknown_ones_last():
 def test_ticks_are_plain_numbers(limits, labels):
     axes = Figure().subplots()
     axes.set(xscale="log", xlim=limits)
-    log_ticks(axes, "x")
+    log_ticks(axes.xaxis)
     shown = [label.get_text() for label in axes.get_xticklabels()]
     positions = axes.get_xticks()
     inside = [text for text, x in zip(shown, positions, strict=True) if limits[0] <= x <= limits[1]]

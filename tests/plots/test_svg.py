@@ -3,8 +3,8 @@ from xml.etree import ElementTree
 
 from matplotlib.figure import Figure
 
+from flipgrad.plots.charts import inline
 from flipgrad.plots.style import BLUE, defaults
-from flipgrad.plots.svg import inline
 
 
 def figure(text="epoch"):

@@ -1,15 +1,14 @@
 """Figures, drawn from result files only: anything drawn can be redrawn."""
 
-from flipgrad.plots.accuracy import cosine, rmse
-from flipgrad.plots.bias import bias_and_spread
-from flipgrad.plots.curves import training_curve
-from flipgrad.plots.learning import cifar, cifar_extra, muprop
-from flipgrad.plots.options import by_layer, over_rates
+from flipgrad.plots.accuracy import Panel, cosine_figure, layers, rmse_figure
+from flipgrad.plots.bias import bias_and_spread_figure
+from flipgrad.plots.charts import training_curve
+from flipgrad.plots.learning import cifar, cifar_extra, muprop_figure
+from flipgrad.plots.options import by_layer_figure, over_rates_figure
 from flipgrad.plots.report import report
-from flipgrad.plots.results import Panel, layers
-from flipgrad.plots.scaling import scaling
-from flipgrad.plots.timing import timing
-from flipgrad.plots.toy import toy_example, toy_training
+from flipgrad.plots.style import saved
+from flipgrad.plots.timing import scaling_figure, timing_figure
+from flipgrad.plots.toy import toy_example_figure, toy_training_figure
 
 __all__ = [
     "Panel",
@@ -29,3 +28,10 @@ __all__ = [
     "toy_training",
     "training_curve",
 ]
+
+bias_and_spread = saved(bias_and_spread_figure)
+by_layer, over_rates = saved(by_layer_figure), saved(over_rates_figure)
+cosine, rmse = saved(cosine_figure), saved(rmse_figure)
+muprop = saved(muprop_figure)
+scaling, timing = saved(scaling_figure), saved(timing_figure)
+toy_example, toy_training = saved(toy_example_figure), saved(toy_training_figure)

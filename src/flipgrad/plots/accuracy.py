@@ -1,28 +1,179 @@
-"""How accurate gradient estimates are, against the number of samples; figures 2 and 3 of the paper.
+"""How accurate gradient estimates are: the result files of an evaluation, and their curves over the number of samples.
 
-Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochastic Binary Networks. NeurIPS 2020.
+The curves are figures 2 and 3 of the paper: Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochastic
+Binary Networks. NeurIPS 2020. Files are read and checked, so that a figure is right or not drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import atan2, degrees, floor, log10
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MultipleLocator
 from matplotlib.transforms import offset_copy
 
-from flipgrad.plots.labels import label_ends, note, place, source
-from flipgrad.plots.layout import grid, legend
-from flipgrad.plots.results import ROUNDING, LayerResult, Measurement, Panel, Reference, read_all
-from flipgrad.plots.style import BAND, GREY, SCORE, TINY, defaults, log_ticks, saved, style_of
+from flipgrad.errors import InputError
+from flipgrad.plots.labels import label_ends, note, place
+from flipgrad.plots.loading import Count, Natural, NotNegative, Range, load
+from flipgrad.plots.style import BAND, GREY, SCORE, TINY, Style, defaults, grid, legend, log_ticks, ordered, plain, style_of
 
-# Inches: the height of a panel, and the limits of its width.
-HEIGHT, NARROWEST, WIDEST = 2.1, 1.3, 3.0
+# A relative error below this is the rounding of float32: it is drawn as none.
+ROUNDING = 1e-6
+
+Cosine = Annotated[float, Range("from -1 to 1", -1, 1)]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What one panel of a figure shows: a layer ("layer 1", "head", "all") of a result file, under a title."""
+
+    result: Path
+    layer: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One estimator in the layer ``name``; errors are relative to the length of the gradient, curves go over ``samples``."""
+
+    name: str
+    samples: list[Count]
+    rmse: list[NotNegative]
+    cosine_mean: list[Cosine]
+    cosine_low: list[Cosine]
+    cosine_high: list[Cosine]
+    bias: NotNegative
+    bias_low: NotNegative
+    bias_high: NotNegative
+    std: NotNegative
+    std_low: NotNegative
+    std_high: NotNegative
+    # Told by the estimator, not by each of its layers.
+    unbiased: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.samples or any(after <= before for before, after in pairwise(self.samples)):
+            raise InputError(f"'samples' must be increasing and not empty, got {self.samples}")
+        for key in ("rmse", "cosine_mean", "cosine_low", "cosine_high"):
+            if (count := len(getattr(self, key))) != len(self.samples):
+                raise InputError(f"{key!r} must have {len(self.samples)} entries, one per entry of 'samples', got {count}")
+        for key, low, high in (("bias", self.bias_low, self.bias_high), ("std", self.std_low, self.std_high)):
+            if low > high:
+                raise InputError(f"'{key}_low' must not exceed '{key}_high', got {low} and {high}")
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """What the file says of one estimator."""
+
+    unbiased: bool
+    layers: list[Measurement]
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """The relative error of a reference in the layer ``name``."""
+
+    name: str
+    error: NotNegative
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What estimators were compared with: the exact gradient, or the mean of ``draws`` of an estimator and its ``error``."""
+
+    kind: Literal["exact", "draws"]
+    estimator: str = ""
+    draws: Natural = 0
+    layers: list[LayerError] = field(default_factory=list)
+    # Of the layer that is drawn.
+    error: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind == "draws" and not self.draws:
+            raise InputError("'draws' must be at least 1, got 0")
+
+    @property
+    def source(self) -> str:
+        """Where one that is not exact comes from."""
+        return f"{self.estimator}, {plain(self.draws)} draws"
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """A whole result file."""
+
+    estimators: dict[str, Estimator]
+    reference: Reference
+
+    def __post_init__(self) -> None:
+        if not self.estimators:
+            raise InputError("'estimators' must hold at least one, got none")
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """One layer of a result file; an exact ``reference`` is None."""
+
+    estimators: dict[str, Measurement]
+    reference: Reference | None
+
+
+def layers(path: Path) -> list[str]:
+    """The layers in a result file, as :class:`Panel` calls them: those of its first estimator."""
+    first = next(iter(_load(path).estimators.values()))
+    return [layer.name for layer in first.layers]
+
+
+def read_all(panels: Sequence[Panel], estimators: Sequence[str] | None = None) -> list[LayerResult]:
+    """Read what the panels show, of the given estimators or of all; each must be in one of the files."""
+    if not panels:
+        raise InputError("panels: expected at least one, got none")
+    results = [read(panel.result, panel.layer) for panel in panels]
+    known = {name for result in results for name in result.estimators}
+    chosen = known if estimators is None else set(estimators)
+    if not chosen or not chosen <= known:
+        files = ", ".join(dict.fromkeys(str(panel.result) for panel in panels))
+        strange = ", ".join(sorted(chosen - known)) or "an empty list"
+        raise InputError(f"estimators: {strange} is not in {files}; choose from {', '.join(ordered(known))}")
+    return [
+        replace(r, estimators={name: r.estimators[name] for name in ordered(r.estimators) if name in chosen}) for r in results
+    ]
+
+
+def read(path: Path, layer: str) -> LayerResult:
+    """Read one layer of a result file, or raise an `InputError` that names the file and what to do."""
+    file = _load(path)
+    estimators = {
+        name: replace(_named(layer, estimator.layers, f"{path}: estimator {name!r}"), unbiased=estimator.unbiased)
+        for name, estimator in file.estimators.items()
+    }
+    if file.reference.kind == "exact":
+        return LayerResult(estimators, None)
+    error = _named(layer, file.reference.layers, f"{path}: the reference").error
+    return LayerResult(estimators, replace(file.reference, error=error))
+
+
+def _load(path: Path) -> ResultFile:
+    missing, broken = "run the evaluation that writes it, or correct the path", "run the evaluation again to rewrite it"
+    return load(path, ResultFile, missing=missing, broken=broken)
+
+
+Layer = TypeVar("Layer", Measurement, LayerError)
+
+
+def _named(name: str, layers: Sequence[Layer], where: str) -> Layer:
+    for layer in layers:
+        if layer.name == name:
+            return layer
+    raise InputError(f"{where} has no layer {name!r}; choose one of {', '.join(repr(layer.name) for layer in layers)}")
 
 
 @defaults()
@@ -30,18 +181,25 @@ def rmse_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None = N
     """Relative root mean squared errors over the number of samples, log-log, and the slope of unbiased estimators."""
     results = read_all(panels, estimators)
     drawn = [{name: m for name, m in result.estimators.items() if max(m.rmse) > ROUNDING} for result in results]
-    low, high = _error_limits(results)
+    errors = [value for shown in drawn for m in shown.values() for value in m.rmse if value > ROUNDING] or [1.0]
+    references = [result.reference.error for result in results if result.reference]
+    # All errors are inside, and the reference's own error where it is near.
+    low = max(min([min(errors) / 1.5, *(error / 2.5 for error in references if error > 0)]), min(errors) / 3)
+    high = max(errors) * 1.5
     figure, every = grid(1, len(panels), sharey=True, title=title)
     every[0].set(yscale="log", ylim=(low, high), ylabel="relative RMSE")
-    log_ticks(every[0], "y")
-    _draw_lines(figure, every, panels, drawn, lambda measured: measured.rmse)
+    log_ticks(every[0].yaxis)
+    _draw_lines(figure, every, panels, drawn, "rmse")
     # Where a reference cannot resolve errors, no slope is drawn either.
-    resolved = max([low, *(result.reference.error for result in results if result.reference)])
-    slope = _slope(results, resolved, high)
+    resolved = max([low, *references])
+    slope = _slope([measured for shown in drawn for measured in shown.values()], resolved, high)
     for axes, result, shown in zip(every, results, drawn, strict=True):
         _draw_slope(axes, slope, resolved)
-        if result.reference:
-            _shade_reference(axes, result.reference)
+        if result.reference and result.reference.error > low:
+            axes.axhspan(low, result.reference.error, color=BAND, lw=0, zorder=0.5, gid="reference")
+            note(axes, 0.03, 0.02, f"grey: below the error of\nthe reference ({result.reference.source})", behind=BAND)
+        elif result.reference:
+            _note_reference(axes, result.reference)
         if hidden := [name for name in result.estimators if name not in shown]:
             note(axes, 0.03, 0.97, f"no error: {', '.join(hidden)}", va="top")
     return figure
@@ -57,98 +215,59 @@ def cosine_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None =
     # Zero stays in sight when all is positive; otherwise down to the next quarter.
     every[0].set(ylim=(-0.12 if least >= 0 else floor(4 * least) / 4, 1.02), ylabel="cosine to the true gradient")
     every[0].yaxis.set_major_locator(MultipleLocator(0.25))
-    _draw_lines(figure, every, panels, drawn, lambda measured: measured.cosine_mean)
+    _draw_lines(figure, every, panels, drawn, "cosine_mean")
     for axes, result in zip(every, results, strict=True):
         for name, measured in result.estimators.items():
-            _draw_interval(axes, name, measured)
-        _mark_zero(axes)
+            # Shades of several estimators mix, so that both limits have a hairline as well.
+            samples, low, high = measured.samples, measured.cosine_low, measured.cosine_high
+            look: dict[str, Any] = {"color": style_of(name, unbiased=measured.unbiased).colour, "zorder": 1.5}
+            axes.fill_between(samples, low, high, alpha=0.1, lw=0, **look)
+            for edge in (low, high):
+                axes.plot(samples, edge, alpha=0.45, lw=0.4, gid="edge", **look)
+        # The line between directions that descend and those that do not.
+        axes.axhline(0, color=GREY, linewidth=0.9, zorder=1.6, gid="zero")
+        above = offset_copy(axes.get_yaxis_transform(), figure, x=-2, y=-2, units="points")
+        note(axes, 1, 0, "descent direction above", ha="right", va="top", transform=above)
         if result.reference:
             _note_reference(axes, result.reference)
     return figure
 
 
-rmse, cosine = saved(rmse_figure), saved(cosine_figure)
+def _note_reference(axes: Axes, reference: Reference) -> None:
+    """Say how accurate a reference is that is itself estimated."""
+    note(axes, 0.03, 0.02, f"reference: {reference.source},\nits relative error {reference.error:.2g}")
 
 
 def _draw_lines(
-    figure: Figure,
-    every: Sequence[Axes],
-    panels: Sequence[Panel],
-    drawn: Sequence[dict[str, Measurement]],
-    curve: Callable[[Measurement], list[float]],
+    figure: Figure, every: Sequence[Axes], panels: Sequence[Panel], drawn: Sequence[dict[str, Measurement]], key: str
 ) -> None:
-    """The curves of all panels over the number of samples, named on the right, and what they have in common."""
-    for axes, panel, shown in zip(every, panels, drawn, strict=True):
+    """The curves ``key`` of all panels over the number of samples, named on the right."""
+    ends: list[dict[str, tuple[float, float, Style]]] = [{} for _ in panels]
+    for axes, panel, shown, own in zip(every, panels, drawn, ends, strict=True):
         axes.set_title(panel.title, pad=5)
         axes.set_xlabel("number of samples $M$", labelpad=2)
-        _limit_samples(axes, shown.values())
+        samples = [count for measured in shown.values() for count in measured.samples] or [1]
+        low, high = min(samples), max(samples)
+        axes.set(xscale="log", xlim=(low, high) if low < high else (low / 2, high * 2))
+        log_ticks(axes.xaxis)
         for name, measured in shown.items():
-            _draw_line(axes, name, measured, curve(measured))
-    _explain_dashes(figure, (measured for shown in drawn for measured in shown.items()))
-    ends = [
-        {name: (m.samples[-1], curve(m)[-1], style_of(name, unbiased=m.unbiased)) for name, m in shown.items()}
-        for shown in drawn
-    ]
-    label_ends(figure, every, ends, height=HEIGHT, narrowest=NARROWEST, widest=WIDEST)
+            style, values = style_of(name, unbiased=measured.unbiased), getattr(measured, key)
+            own[name] = (measured.samples[-1], values[-1], style)
+            line: dict[str, Any] = {"color": style.colour, "linewidth": style.width, "dashes": style.dashes or (None, None)}
+            marks: dict[str, Any] = {"marker": style.marker, "markersize": 2.6 + style.width / 1.5, "markeredgecolor": "white"}
+            decades = [index for index, count in enumerate(measured.samples) if log10(count).is_integer()]
+            marks |= {"markeredgewidth": 0.35, "markevery": decades}
+            axes.plot(measured.samples, values, label=name, zorder=style.zorder, clip_on=False, **line, **marks)
+    # A key to what the line styles mean, where both occur.
+    if len({bool(style.dashes) for own in ends for _, _, style in own.values()}) == 2:
+        solid: dict[str, Any] = {"color": GREY, "linewidth": 1.2}
+        keys = {"biased": solid, "unbiased": {**solid, "dashes": SCORE}}
+        legend(figure, keys, labelcolor=GREY, handlelength=2.6, columnspacing=1.4)
+    label_ends(figure, every, ends, height=2.1, narrowest=1.3, widest=3.0)
 
 
-def _explain_dashes(figure: Figure, drawn: Iterable[tuple[str, Measurement]]) -> None:
-    """A key to what the line styles mean, where both occur."""
-    if len({bool(style_of(name, unbiased=measured.unbiased).dashes) for name, measured in drawn}) == 2:
-        look: dict[str, Any] = {"color": GREY, "linewidth": 1.2}
-        handles = [Line2D([], [], label="biased", **look), Line2D([], [], label="unbiased", dashes=SCORE, **look)]
-        legend(figure, handles, labelcolor=GREY, handlelength=2.6, columnspacing=1.4)
-
-
-def _draw_line(axes: Axes, name: str, measured: Measurement, values: list[float]) -> None:
-    """A line through all values, with a marker at each decade."""
-    style = style_of(name, unbiased=measured.unbiased)
-    decades = [index for index, samples in enumerate(measured.samples) if log10(samples).is_integer()]
-    axes.plot(
-        measured.samples,
-        values,
-        label=name,
-        color=style.colour,
-        linewidth=style.width,
-        dashes=style.dashes or (None, None),
-        marker=style.marker,
-        markersize=2.6 + style.width / 1.5,
-        markeredgecolor="white",
-        markeredgewidth=0.35,
-        markevery=decades,
-        zorder=style.zorder,
-        clip_on=False,
-    )
-
-
-def _draw_interval(axes: Axes, name: str, measured: Measurement) -> None:
-    """Shade from the lower to the upper cosine, with a hairline at both, as shades of several estimators mix."""
-    colour = style_of(name, unbiased=measured.unbiased).colour
-    axes.fill_between(measured.samples, measured.cosine_low, measured.cosine_high, color=colour, alpha=0.1, lw=0, zorder=1.5)
-    for edge in (measured.cosine_low, measured.cosine_high):
-        axes.plot(measured.samples, edge, color=colour, alpha=0.45, lw=0.4, zorder=1.5, gid="edge")
-
-
-def _limit_samples(axes: Axes, drawn: Iterable[Measurement]) -> None:
-    """From the least to the greatest number of samples, exactly."""
-    every = [samples for measured in drawn for samples in measured.samples] or [1]
-    axes.set_xscale("log")
-    low, high = min(every), max(every)
-    axes.set_xlim((low, high) if low < high else (low / 2, high * 2))
-    log_ticks(axes, "x")
-
-
-def _error_limits(results: Sequence[LayerResult]) -> tuple[float, float]:
-    """Limits that hold all errors, and the reference's own error where it is near."""
-    every = [value for result in results for m in result.estimators.values() for value in m.rmse if value > ROUNDING] or [1.0]
-    references = [result.reference.error for result in results if result.reference]
-    low = max(min([min(every) / 1.5, *(error / 2.5 for error in references if error > 0)]), min(every) / 3)
-    return low, max(every) * 1.5
-
-
-def _slope(results: Sequence[LayerResult], low: float, high: float) -> float:
+def _slope(curves: Sequence[Measurement], low: float, high: float) -> float:
     """The constant c of the line c/√M that keeps furthest from all data, in the middle of the axes."""
-    curves = [m for result in results for m in result.estimators.values() if max(m.rmse) > ROUNDING]
     samples = np.concatenate([m.samples for m in curves] or [[1]])
     errors = np.concatenate([m.rmse for m in curves] or [[1.0]])
     middle = log10(samples.min() * samples.max()) / 4
@@ -163,36 +282,8 @@ def _draw_slope(axes: Axes, constant: float, low: float) -> None:
     ends = max(left, (constant / high) ** 2), min(right, (constant / low) ** 2)
     axes.plot(ends, [constant / x**0.5 for x in ends], color=GREY, lw=0.6, zorder=1.4, gid="slope")
     (x0, y0), (x1, y1) = (place(axes, x, constant / x**0.5) for x in ends)
-    axes.annotate(
-        r"$\propto 1/\sqrt{M}$",
-        ((ends[0] * ends[1]) ** 0.5, constant / (ends[0] * ends[1]) ** 0.25),
-        xytext=(1, 1),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        rotation=degrees(atan2(y1 - y0, x1 - x0)),
-        rotation_mode="anchor",
-        fontsize=TINY,
-        color=GREY,
-    )
-
-
-def _shade_reference(axes: Axes, reference: Reference) -> None:
-    """Shade the errors that a reference, itself estimated, cannot resolve."""
-    if reference.error > axes.get_ylim()[0]:
-        axes.axhspan(axes.get_ylim()[0], reference.error, color=BAND, lw=0, zorder=0.5, gid="reference")
-        note(axes, 0.03, 0.02, f"grey: below the error of\nthe reference ({source(reference)})", behind=BAND)
-    else:
-        _note_reference(axes, reference)
-
-
-def _note_reference(axes: Axes, reference: Reference) -> None:
-    """Say how accurate a reference is that is itself estimated."""
-    note(axes, 0.03, 0.02, f"reference: {source(reference)},\nits relative error {reference.error:.2g}")
-
-
-def _mark_zero(axes: Axes) -> None:
-    """The line between directions that descend and those that do not."""
-    axes.axhline(0, color=GREY, linewidth=0.9, zorder=1.6, gid="zero")
-    above = offset_copy(axes.get_yaxis_transform(), axes.figure, x=-2, y=-2, units="points")  # type: ignore[arg-type]
-    note(axes, 1, 0, "descent direction above", ha="right", va="top", transform=above)
+    middle = (ends[0] * ends[1]) ** 0.5, constant / (ends[0] * ends[1]) ** 0.25
+    place_of_text: dict[str, Any] = {"xytext": (1, 1), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+    angle = degrees(atan2(y1 - y0, x1 - x0))
+    look: dict[str, Any] = {"rotation": angle, "rotation_mode": "anchor", "fontsize": TINY, "color": GREY}
+    axes.annotate(r"$\propto 1/\sqrt{M}$", middle, **place_of_text, **look)

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from flipgrad.plots.labels import Box, Spot, label_spots, note, source, write
-from flipgrad.plots.layout import fit, grid, legend
-from flipgrad.plots.results import ROUNDING, LayerResult, Measurement, Panel, read_all
-from flipgrad.plots.style import BAND, GREY, PALE, SMALL, Style, defaults, log_ticks, plain, saved, style_of, text_width
+from flipgrad.plots.accuracy import ROUNDING, LayerResult, Measurement, Panel, Reference, read_all
+from flipgrad.plots.labels import Box, Spot, label_spots, note, text_width, write
+from flipgrad.plots.style import BAND, GREY, PALE, Style, defaults, fit, grid, legend, log_ticks, plain, style_of
 
 # Inches: a panel, and the least height of what is not the zone without bias.
 WIDTH, HEIGHT, LEAST = 3.0, 3.3, 1.9
 # Points: the zone of estimators without randomness, a row of the zone without bias, the space between marker and name.
 ZONE, ROW, BESIDE = 20.0, 10.5, 5.5
+
+# By estimator without bias: the row of that zone, from the top, and how the name beside its marker is aligned.
+Rows = dict[str, tuple[int, str]]
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,9 @@ class Span:
         """The distance of a value from the axis' beginning."""
         return self.length * log10(value / self.start) / log10(self.high / self.start)
 
-
-class Row(NamedTuple):
-    """A row of the zone without bias, from the top, and how a name beside its marker is aligned."""
-
-    row: int
-    align: str
+    def place(self, measured: float) -> float:
+        """The distance at which a value is drawn: zero in the middle of its zone."""
+        return self.points(measured) if measured > ROUNDING else self.zone / 2
 
 
 @defaults()
@@ -58,13 +56,13 @@ def bias_and_spread_figure(panels: Sequence[Panel], *, estimators: Sequence[str]
     """Each estimator at its standard deviation and bias; what cannot be told from zero has a zone of its own on each axis."""
     results = read_all(panels, estimators)
     everything = [measured for result in results for measured in result.estimators.values()]
-    random = [(m.std, m.std_low, m.std_high) for m in everything if not _steady(m)]
-    across = _span(random, 72 * WIDTH, ZONE if any(map(_steady, everything)) else 0)
+    random = [(m.std, m.std_low, m.std_high) for m in everything if m.std > ROUNDING]
+    across = _span(random, 72 * WIDTH, ZONE if len(random) < len(everything) else 0)
     rows = [_rows(result, across) for result in results]
-    count = max((place.row + 1 for found in rows for place in found.values()), default=0)
-    remarks = 11.0 * bool(count) + 9.0 * any(result.reference for result in results)
-    zone = count * ROW + remarks
-    biased = [(m.bias, m.bias_low, m.bias_high) for m in everything if not _no_bias(m)]
+    count = max((row + 1 for found in rows for row, _ in found.values()), default=0)
+    # Below the rows, the remarks of `_explain_zone`.
+    zone = count * ROW + 11.0 * bool(count) + 9.0 * any(result.reference for result in results)
+    biased = [(m.bias, m.bias_low, m.bias_high) for m in everything if _is_biased(m)]
     up = _span(biased, max(72 * HEIGHT, zone + 72 * LEAST), zone)
     figure, every = grid(ceil(len(panels) / 2), min(len(panels), 2), count=len(panels), title=title)
     for axes, panel in zip(every, panels, strict=True):
@@ -73,24 +71,18 @@ def bias_and_spread_figure(panels: Sequence[Panel], *, estimators: Sequence[str]
         axes.set_ylabel("|bias| / gradient length", labelpad=4)
         axes.set(xscale="log", yscale="log", xlim=(across.start, across.high), ylim=(up.start, up.high))
         _draw_zones(axes, across, up)
-    _explain_markers(figure)
+    filled: dict[str, Any] = {"color": GREY, "marker": "o", "markersize": 4.2, "linestyle": ""}
+    keys = {"biased by construction": filled, "unbiased by construction": {**filled, "markerfacecolor": "white"}}
+    legend(figure, keys, labelcolor=GREY, handletextpad=0.1, columnspacing=1.2)
     fit(figure, height=up.length / 72, narrowest=WIDTH, widest=WIDTH)
     for axes, result, found in zip(every, results, rows, strict=True):
         _draw(axes, result, found, across, up)
     return figure
 
 
-bias_and_spread = saved(bias_and_spread_figure)
-
-
-def _steady(measured: Measurement) -> bool:
-    """Whether an estimator has no randomness."""
-    return measured.std <= ROUNDING
-
-
-def _no_bias(measured: Measurement) -> bool:
-    """Whether a bias is not distinguishable from zero."""
-    return min(measured.bias, measured.bias_low) <= ROUNDING
+def _is_biased(measured: Measurement) -> bool:
+    """Whether a bias is distinguishable from zero."""
+    return min(measured.bias, measured.bias_low) > ROUNDING
 
 
 def _span(intervals: Sequence[tuple[float, float, float]], length: float, zone: float) -> Span:
@@ -100,104 +92,95 @@ def _span(intervals: Sequence[tuple[float, float, float]], length: float, zone: 
     return Span(low / 1.7, high * 2.0, length, zone)
 
 
-def _rows(result: LayerResult, across: Span) -> dict[str, Row]:
+def _rows(result: LayerResult, across: Span) -> Rows:
     """A row of the zone without bias for each estimator there, so that names beside the markers do not collide."""
-    rows: dict[str, Row] = {}
+    rows: Rows = {}
     taken: list[list[tuple[float, float]]] = []
-    inside = {name: measured for name, measured in result.estimators.items() if _no_bias(measured)}
+    inside = {name: measured for name, measured in result.estimators.items() if not _is_biased(measured)}
     for name, measured in sorted(inside.items(), key=lambda item: -item[1].std):
-        x, width = _across(measured, across), text_width(name, SMALL, style_of(name).weight) + BESIDE + 3
+        x, width = across.place(measured.std), text_width(name, style_of(name).weight) + BESIDE + 3
         sides = [("left", x - 5, x + width), ("right", x - width, x + 5)]
         fitting = [side for side in sides if side[1] >= 0 and side[2] <= across.length] or sides
         taken.append([])
         rows[name], ends = next(
-            (Row(row, align), (left, right))
+            ((row, align), (left, right))
             for row, others in enumerate(taken)
             for align, left, right in fitting
             if all(right < a or b < left for a, b in others)
         )
-        taken[rows[name].row].append(ends)
+        taken[rows[name][0]].append(ends)
         taken = [others for others in taken if others]
     return rows
 
 
-def _across(measured: Measurement, across: Span) -> float:
-    """An estimator's place along the axis of standard deviations, in points."""
-    return across.zone / 2 if _steady(measured) else across.points(measured.std)
-
-
-def _explain_markers(figure: Figure) -> None:
-    """A key to what filled and hollow markers mean."""
-    faces = {"biased by construction": GREY, "unbiased by construction": "white"}
-    handles = [
-        Line2D([], [], color=GREY, marker="o", markersize=4.2, markerfacecolor=face, linestyle="", label=label)
-        for label, face in faces.items()
-    ]
-    legend(figure, handles, labelcolor=GREY, handletextpad=0.1, columnspacing=1.2)
-
-
-def _draw(axes: Axes, result: LayerResult, rows: dict[str, Row], across: Span, up: Span) -> None:
-    """Curves of equal error, points and their names, such that none covers another."""
-    spots, whiskers = [], []
-    for name, measured in result.estimators.items():
-        style, x = style_of(name, unbiased=measured.unbiased), across.at(_across(measured, across))
-        y = up.at(up.zone - (rows[name].row + 0.7) * ROW) if name in rows else measured.bias
-        whiskers += list(_draw_whiskers(axes, measured, style, x, y, across, up))
-        _draw_marker(axes, name, measured, style, x, y)
-        if name in rows:
-            beside = BESIDE if rows[name].align == "left" else -BESIDE
-            write(axes, name, across.points(x) + beside, up.points(y), style, ha=rows[name].align, behind=PALE)
-        else:
-            spots.append(Spot(across.points(x), up.points(y), name, style))
-    values = list(_draw_iso(axes, spots, across, up))
-    _explain_zone(axes, result, up)
-    label_spots(axes, spots, Box(across.zone + 4, up.zone + 1, across.length, up.length), values, whiskers)
-
-
 def _draw_zones(axes: Axes, across: Span, up: Span) -> None:
     """Shade the zones, and label the ticks: 0 for a zone, decades elsewhere."""
-    for axis, span in (("x", across), ("y", up)):
-        log_ticks(axes, axis)
-        ticker = axes.xaxis if axis == "x" else axes.yaxis
-        values = [float(v) for v in ticker.get_majorticklocs() if span.low <= v <= span.high]
-        minor = [float(v) for v in ticker.get_minorticklocs() if span.low <= v <= span.high]
-        ticker.set_ticks([span.at(span.zone / 2), *values] if span.zone else values)
-        ticker.set_ticklabels((["0"] if span.zone else []) + [plain(value) for value in values])
-        ticker.set_ticks(minor, minor=True)
+    drawn = ((axes.xaxis, across, axes.axvspan, axes.axvline), (axes.yaxis, up, axes.axhspan, axes.axhline))
+    for axis, span, shade, rule in drawn:
+        log_ticks(axis)
+        values = [float(v) for v in axis.get_majorticklocs() if span.low <= v <= span.high]
+        minor = [float(v) for v in axis.get_minorticklocs() if span.low <= v <= span.high]
+        axis.set_ticks([span.at(span.zone / 2), *values] if span.zone else values)
+        axis.set_ticklabels((["0"] if span.zone else []) + [plain(value) for value in values])
+        axis.set_ticks(minor, minor=True)
         if span.zone:
-            ticker.get_gridlines()[0].set_visible(False)
-            shade, rule = (axes.axvspan, axes.axvline) if axis == "x" else (axes.axhspan, axes.axhline)
+            axis.get_gridlines()[0].set_visible(False)
             shade(span.start, span.low, color=PALE, lw=0, zorder=0.4)
             rule(span.low, color=GREY, lw=0.5, zorder=1)
 
 
-def _explain_zone(axes: Axes, result: LayerResult, up: Span) -> None:
-    """Say below what is drawn how to read it; shade the biases that a reference, itself estimated, cannot resolve."""
-    lines = (
-        ["bias not distinguishable from 0 (whiskers: upper limit)"] if any(map(_no_bias, result.estimators.values())) else []
-    )
-    if reference := result.reference:
-        shaded = reference.error > up.low
-        what = "dark: below the reference's own error" if shaded else "the reference's own error:"
-        lines.append(f"{what} {reference.error:.2g} ({source(reference)})")
-        if shaded:
-            axes.axhspan(up.low, reference.error, color=BAND, lw=0, zorder=0.5, gid="reference")
-    if lines:
-        note(axes, 0.97, 2 / up.length, "\n".join(lines), ha="right", behind=PALE)
+def _draw(axes: Axes, result: LayerResult, rows: Rows, across: Span, up: Span) -> None:
+    """Curves of equal error, points and their names, such that none covers another."""
+    spots: list[Spot] = []
+    whiskers: list[Box] = []
+    for name, measured in result.estimators.items():
+        style, x = style_of(name, unbiased=measured.unbiased), across.at(across.place(measured.std))
+        if name in rows:
+            row, align = rows[name]
+            y = up.at(up.zone - (row + 0.7) * ROW)
+            beside = BESIDE if align == "left" else -BESIDE
+            write(axes, name, across.points(x) + beside, up.points(y), style, ha=align, behind=PALE)
+        else:
+            y = measured.bias
+            spots.append(Spot(across.points(x), up.points(y), name, style))
+        whiskers += _draw_whiskers(axes, measured, style, x, y, across, up)
+        # A white edge shows filled markers that lie on each other.
+        face, edge, line = ("white", style.colour, 0.9) if measured.unbiased else (style.colour, "white", 0.4)
+        look: dict[str, Any] = {"markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": line, "linestyle": "none"}
+        size = 3.4 + 0.8 * style.width + 2 * (1 - line)
+        axes.plot([x], [y], marker=style.marker, markersize=size, label=name, zorder=style.zorder, clip_on=False, **look)
+    values = list(_draw_iso(axes, spots, across, up))
+    _explain_zone(axes, result.reference, up, bool(rows))
+    label_spots(axes, spots, Box(across.zone + 4, up.zone + 1, across.length, up.length), values, whiskers)
+
+
+def _draw_whiskers(
+    axes: Axes, measured: Measurement, style: Style, x: float, y: float, across: Span, up: Span
+) -> Iterator[Box]:
+    """The confidence intervals of standard deviation and bias; yields what the latter covers."""
+    behind: dict[str, Any] = {"color": style.colour, "zorder": style.zorder - 1}
+    look = {"lw": 0.5 + 0.15 * style.width, "alpha": 0.6, "solid_capstyle": "butt", "gid": "whisker", **behind}
+    if measured.std > ROUNDING:
+        axes.plot([max(measured.std_low, across.low), min(measured.std_high, across.high)], [y, y], **look)
+    top, bottom = max(min(measured.bias_high, up.high), up.low), max(measured.bias_low, up.low)
+    if top > bottom:
+        axes.plot([x, x], [bottom, top], **look)
+        axes.plot([x], [top], marker="_", markersize=3, alpha=0.65, **behind)
+        yield Box(across.points(x) - 0.5, up.points(bottom), across.points(x) + 0.5, up.points(top))
 
 
 def _draw_iso(axes: Axes, spots: Sequence[Spot], across: Span, up: Span) -> Iterator[Box]:
     """Curves of equal RMSE, √(std² + bias²), each with its value; yields what the values cover."""
     area = Box(across.zone, up.zone, across.length, up.length)
+    angles = np.linspace(0.0, np.pi / 2, 200)[1:-1]
     for exponent in range(floor(log10(across.low)), ceil(log10(max(across.high, up.high))) + 1):
         radius = 10.0**exponent
-        angles = np.linspace(0.0, np.pi / 2, 200)[1:-1]
         xs, ys = radius * np.cos(angles), radius * np.sin(angles)
         # Into the zones, where one of the two is zero, the curves go on straight.
         ends = ([radius, *xs, across.start], [up.start, *ys, radius])
         axes.plot(*ends, color="#BBBBBB", lw=0.6, zorder=0.8, gid="iso")
         text = f"RMSE {plain(radius)}"
-        half = text_width(text, SMALL) / 2
+        half = text_width(text) / 2
         # Nearest to the diagonal, but not over a marker.
         for best in np.argsort(np.abs(np.log(xs / ys))):
             x, y = across.points(xs[best]), up.points(ys[best])
@@ -208,37 +191,14 @@ def _draw_iso(axes: Axes, spots: Sequence[Spot], across: Span, up: Span) -> Iter
                 break
 
 
-def _draw_whiskers(
-    axes: Axes, measured: Measurement, style: Style, x: float, y: float, across: Span, up: Span
-) -> Iterator[Box]:
-    """The confidence intervals of standard deviation and bias; yields what the latter covers."""
-    if not _steady(measured):
-        _draw_whisker(axes, [max(measured.std_low, across.low), min(measured.std_high, across.high)], [y, y], style)
-    top, bottom = max(min(measured.bias_high, up.high), up.low), max(measured.bias_low, up.low)
-    if top > bottom:
-        _draw_whisker(axes, [x, x], [bottom, top], style)
-        axes.plot([x], [top], marker="_", markersize=3, color=style.colour, alpha=0.65, zorder=style.zorder - 1)
-        yield Box(across.points(x) - 0.5, up.points(bottom), across.points(x) + 0.5, up.points(top))
-
-
-def _draw_marker(axes: Axes, name: str, measured: Measurement, style: Style, x: float, y: float) -> None:
-    """A marker, hollow for an estimator that claims no bias; a white edge shows filled ones that lie on each other."""
-    face, edge, line = ("white", style.colour, 0.9) if measured.unbiased else (style.colour, "white", 0.4)
-    axes.plot(
-        [x],
-        [y],
-        linestyle="none",
-        marker=style.marker,
-        markersize=3.4 + 0.8 * style.width + 2 * (1 - line),
-        markerfacecolor=face,
-        markeredgecolor=edge,
-        markeredgewidth=line,
-        label=name,
-        zorder=style.zorder,
-        clip_on=False,
-    )
-
-
-def _draw_whisker(axes: Axes, xs: list[float], ys: list[float], style: Style) -> None:
-    width = 0.5 + 0.15 * style.width
-    axes.plot(xs, ys, color=style.colour, lw=width, alpha=0.6, solid_capstyle="butt", zorder=style.zorder - 1, gid="whisker")
+def _explain_zone(axes: Axes, reference: Reference | None, up: Span, zone_is_used: bool) -> None:
+    """Say below what is drawn how to read it; shade the biases that a reference, itself estimated, cannot resolve."""
+    lines = ["bias not distinguishable from 0 (whiskers: upper limit)"] if zone_is_used else []
+    if reference:
+        shaded = reference.error > up.low
+        what = "dark: below the reference's own error" if shaded else "the reference's own error:"
+        lines.append(f"{what} {reference.error:.2g} ({reference.source})")
+        if shaded:
+            axes.axhspan(up.low, reference.error, color=BAND, lw=0, zorder=0.5, gid="reference")
+    if lines:
+        note(axes, 0.97, 2 / up.length, "\n".join(lines), ha="right", behind=PALE)

@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from types import SimpleNamespace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from flipgrad.plots.runs import Example
 CLASSES = 4
 # Members that are marked on a bar, at most; of more, evenly spaced ones in the order of their probability.
 MARKS = 32
+
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -40,33 +43,17 @@ class Bar:
         return f", members {self.marks[0]:.0%} to {self.marks[-1]:.0%}" if self.marks else ""
 
 
-@dataclass(frozen=True)
-class Card:
-    """What is shown of an example; ``place`` is a point's, in [0, 1] x [0, 1] from the lower left."""
-
-    index: int
-    label: str
-    predicted: str
-    correct: bool
-    agreeing: int
-    members: int
-    bars: list[Bar]
-    picture: str | None
-    place: tuple[float, float] | None
-    coordinates: str
-    chosen: str | None
-
-
-def cards(examples: Sequence[Example], classes: Sequence[str]) -> list[Card]:
+def cards(examples: Sequence[Example], classes: Sequence[str]) -> list[SimpleNamespace]:
     """The examples in their order; all images share one range of values, all points one plane."""
     images = [example.image for example in examples if example.image is not None]
-    limits = _range(images)
+    low, high = min((image.min() for image in images), default=0.0), max((image.max() for image in images), default=1.0)
+    limits = float(low), float(high if high > low else low + 1)
     # A point of a plane is drawn; points of other spaces are told by their coordinates.
     plane = np.array([example.point for example in examples if example.point is not None and len(example.point) == 2])
     return [_card(example, classes, limits, plane) for example in examples]
 
 
-def picture(image: NDArray[np.float64], low: float, high: float) -> str:
+def picture(image: Numbers, low: float, high: float) -> str:
     """A data URI of an image [C, H, W], black at ``low`` and white at ``high``; in colour if it has three channels."""
     pixels = np.clip((image - low) / (high - low) * 255, 0, 255).round().astype(np.uint8)
     shown = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels.mean(0).round().astype(np.uint8)
@@ -75,48 +62,32 @@ def picture(image: NDArray[np.float64], low: float, high: float) -> str:
     return f"data:image/png;base64,{b64encode(content.getvalue()).decode()}"
 
 
-def _card(example: Example, classes: Sequence[str], limits: tuple[float, float], plane: NDArray[np.float64]) -> Card:
+def _card(example: Example, classes: Sequence[str], limits: tuple[float, float], plane: Numbers) -> SimpleNamespace:
+    """What the page shows of an example."""
+    count = len(example.probabilities)
+    names = [classes[k] if k < len(classes) else str(k) for k in range(count)]
     predicted = int(np.argmax(example.probabilities))
-    members = np.empty((0, len(example.probabilities))) if example.members is None else example.members
-    order = sorted(range(len(example.probabilities)), key=lambda k: -example.probabilities[k])
+    members = np.empty((0, count)) if example.members is None else example.members
+    marked = np.linspace(0, len(members) - 1, min(len(members), MARKS)).round().astype(int)
+    marks = np.sort(members, axis=0)[marked].clip(0, 1)
+    order = sorted(range(count), key=lambda k: -example.probabilities[k])
     shown = order[:CLASSES] if example.label in order[:CLASSES] else [*order[: CLASSES - 1], example.label]
-    return Card(
-        index=example.index,
-        label=_name(example.label, classes),
-        predicted=_name(predicted, classes),
+    return SimpleNamespace(
+        example=example,
+        label=names[example.label],
+        predicted=names[predicted],
         correct=predicted == example.label,
         agreeing=int((members.argmax(1) == predicted).sum()),
         members=len(members),
-        bars=[
-            Bar(_name(k, classes), example.probabilities[k], _marks(members[:, k]), k == example.label, k == predicted)
-            for k in shown
-        ],
+        bars=[Bar(names[k], example.probabilities[k], marks[:, k].tolist(), k == example.label, k == predicted) for k in shown],
         picture=None if example.image is None else picture(example.image, *limits),
         place=_place(example.point, plane),
         coordinates="" if example.point is None else f"({', '.join(f'{value:.3g}' for value in example.point)})",
-        chosen=example.chosen,
     )
 
 
-def _name(k: int, classes: Sequence[str]) -> str:
-    return classes[k] if k < len(classes) else str(k)
-
-
-def _marks(members: NDArray[np.float64]) -> list[float]:
-    ordered = np.sort(members)
-    if len(ordered) > MARKS:
-        ordered = ordered[np.linspace(0, len(ordered) - 1, MARKS).round().astype(int)]
-    return [float(mark) for mark in ordered.clip(0, 1)]
-
-
-def _range(images: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
-    if not images:
-        return 0.0, 1.0
-    low, high = min(float(image.min()) for image in images), max(float(image.max()) for image in images)
-    return low, high if high > low else low + 1
-
-
-def _place(point: list[float] | None, plane: NDArray[np.float64]) -> tuple[float, float] | None:
+def _place(point: list[float] | None, plane: Numbers) -> tuple[float, float] | None:
+    """Where a point of the plane lies among the others: in [0, 1] x [0, 1], from the lower left."""
     if point is None or len(point) != 2:
         return None
     low, high = plane.min(0), plane.max(0)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import cos, pi, sin
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
+from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D, ScaledTranslation, Transform
 from scipy.optimize import isotonic_regression
 
-from flipgrad.plots.layout import fit
-from flipgrad.plots.results import Reference
-from flipgrad.plots.style import GREY, SMALL, TINY, Style, plain, text_width
+from flipgrad.plots.style import GREY, SMALL, TINY, Style, fit
 
 # From one label's middle to the next one's, and from a line's end to its label.
 LINE, GAP = 1.3 * SMALL, 9.0
@@ -56,16 +57,27 @@ def place(axes: Axes, x: float, y: float) -> tuple[float, float]:
     return float(across), float(up)
 
 
+@lru_cache(maxsize=1000)
+def text_width(text: str, weight: str = "normal") -> float:
+    """The width in points of one line of small text."""
+    return float(TextPath((0, 0), text, prop=FontProperties(size=SMALL, weight=weight)).get_extents().width) if text else 0.0
+
+
 def write(axes: Axes, name: str, x: float, y: float, style: Style, **options: Any) -> Text:
     """Write an estimator's name in its colour, its middle at height ``y``."""
-    look: dict[str, Any] = {
-        "color": style.colour,
-        "fontweight": style.weight,
-        "va": "center_baseline",
-        "zorder": 6,
-        "gid": "label",
-    }
-    return _text(axes, x, y, name, **{"transform": points(axes), "fontsize": SMALL, **look, **options})
+    look: dict[str, Any] = {"color": style.colour, "fontweight": style.weight, "fontsize": SMALL, "zorder": 6, "gid": "label"}
+    return _text(axes, x, y, name, **{"transform": points(axes), "va": "center_baseline", **look, **options})
+
+
+def note(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
+    """A remark in grey italics, at a fraction of the axes."""
+    look: dict[str, Any] = {"color": GREY, "fontstyle": "italic", "fontsize": TINY, "zorder": 5, "gid": "note"}
+    _text(axes, x, y, text, **{"transform": axes.transAxes, "va": "bottom", **look, **options})
+
+
+def _text(axes: Axes, x: float, y: float, text: str, *, behind: str = "white", **look: Any) -> Text:
+    """A text that stays legible on lines, as it is surrounded by the colour that is ``behind`` it."""
+    return axes.text(x, y, text, path_effects=[withStroke(linewidth=1.5, foreground=behind)], **look)
 
 
 def lead(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
@@ -77,7 +89,7 @@ def lead(axes: Axes, start: tuple[float, float], end: tuple[float, float], colou
 def label_ends(figure: Figure, panels: Sequence[Axes], every: Sequence[Ends], *, height: float, **widths: float) -> None:
     """Name lines to the right of their panel, each from its last point, with a hairline where the name had to move.
 
-    The panels are fitted into the figure, see :func:`flipgrad.plots.layout.fit`, at least as tall as the names need.
+    The panels are fitted into the figure, see :func:`flipgrad.plots.style.fit`, at least as tall as the names need.
     """
     texts = [
         [write(axes, name, GAP, LINE, style, transform=points(axes, right=True)) for name, (_, _, style) in ends.items()]
@@ -114,7 +126,7 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Spot:
-    """A point to be named, and where its name's middle went."""
+    """A point to be named."""
 
     x: float
     y: float
@@ -128,42 +140,26 @@ class Spot:
 
     def label(self, radius: float, angle: float) -> Box:
         """The name's box when its edge is ``radius`` away from the point in the direction ``angle``."""
-        half, tall = text_width(self.name, SMALL, self.style.weight) / 2 + 1, LINE / 2
+        half, tall = text_width(self.name, self.style.weight) / 2 + 1, LINE / 2
         x, y = self.x + (radius + half) * cos(angle), self.y + (radius + tall) * sin(angle)
         return Box(x - half, y - tall, x + half, y + tall)
 
 
-def label_spots(axes: Axes, spots: Sequence[Spot], area: Box, taken: Iterable[Box] = (), whiskers: Sequence[Box] = ()) -> None:
+def label_spots(axes: Axes, spots: Sequence[Spot], area: Box, taken: Iterable[Box], whiskers: Sequence[Box]) -> None:
     """Name points inside ``area``: each name as near as it can be without covering a name, a marker or what is ``taken``."""
     hard = [*(spot.marker for spot in spots), *taken]
+
+    def cost(choice: tuple[float, Box]) -> float:
+        """Covering a name or marker is worse than any distance; a whisker may be crossed."""
+        radius, box = choice
+        return radius + 1000 * sum(map(box.overlaps, hard)) + 6 * sum(map(box.overlaps, whiskers))
+
     # The crowded first, as they have the least choice.
     for spot in sorted(spots, key=lambda spot: -sum(abs(spot.x - o.x) + abs(spot.y - o.y) < 40 for o in spots)):
         choices = [(radius, spot.label(radius, turn * pi / 8)) for radius in (5, 8, 12, 17, 23, 30, 40) for turn in range(16)]
-        inside = [choice for choice in choices if choice[1].within(area)] or choices
-        radius, box = min(inside, key=lambda choice: choice[0] + _cost(choice[1], hard, whiskers))
+        radius, box = min([choice for choice in choices if choice[1].within(area)] or choices, key=cost)
         hard.append(box)
         write(axes, spot.name, (box.left + box.right) / 2, (box.bottom + box.top) / 2, spot.style, ha="center")
         if radius > 8:
             end = min(max(spot.x, box.left), box.right), min(max(spot.y, box.bottom), box.top)
             lead(axes, (spot.x, spot.y), end, spot.style.colour)
-
-
-def _cost(box: Box, hard: Sequence[Box], soft: Sequence[Box]) -> float:
-    """Covering a name or marker is worse than any distance; a whisker may be crossed."""
-    return 1000 * sum(map(box.overlaps, hard)) + 6 * sum(map(box.overlaps, soft))
-
-
-def note(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
-    """A remark in grey italics, at a fraction of the axes."""
-    look: dict[str, Any] = {"color": GREY, "fontstyle": "italic", "va": "bottom", "zorder": 5, "gid": "note"}
-    _text(axes, x, y, text, **{"transform": axes.transAxes, "fontsize": TINY, **look, **options})
-
-
-def _text(axes: Axes, x: float, y: float, text: str, *, behind: str = "white", **look: Any) -> Text:
-    """A text that stays legible on lines, as it is surrounded by the colour that is ``behind`` it."""
-    return axes.text(x, y, text, path_effects=[withStroke(linewidth=1.5, foreground=behind)], **look)
-
-
-def source(reference: Reference) -> str:
-    """Where a reference that is not exact comes from."""
-    return f"{reference.estimator}, {plain(reference.draws)} draws"

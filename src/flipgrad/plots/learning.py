@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from flipgrad.errors import InputError
 from flipgrad.plots.labels import Ends, label_ends
-from flipgrad.plots.layout import grid
 from flipgrad.plots.loading import REWRITE, load_field
-from flipgrad.plots.style import SOLID, Style, defaults, ordered, percent_ticks, save, saved, style_of
+from flipgrad.plots.style import SOLID, Style, defaults, grid, ordered, percent_ticks, save, style_of
 
 TITLES = {"none": "no augmentation", "affine": "affine augmentation", "flip-crop": "flip & crop augmentation"}
 # Dashes of relaxed objectives and of one-sample accuracies.
@@ -85,10 +84,10 @@ def read(result: Path) -> dict[str, list[Training]]:
     trainings = load_field(result, "runs", list[Training])
     if not trainings:
         raise InputError(f"{result}: 'runs' holds no training; {REWRITE}")
-    found: dict[str, list[Training]] = {augment: [] for augment in TITLES}
     methods = ordered({run.method for run in trainings})
-    for run in sorted(trainings, key=lambda run: methods.index(run.method)):
-        found.setdefault(run.augment, []).append(run)
+    trainings.sort(key=lambda run: methods.index(run.method))
+    augmentations = dict.fromkeys([*TITLES, *(run.augment for run in trainings)])
+    found = {augment: [run for run in trainings if run.augment == augment] for augment in augmentations}
     return {augment: runs for augment, runs in found.items() if runs}
 
 
@@ -128,16 +127,20 @@ def learning_figure(result: Path, kinds: Sequence[Kind]) -> Figure:
 def muprop_figure(result: Path) -> Figure:
     """The training losses of methods at several learning rates, not smoothed; a star marks rates found by the search."""
     (trainings,) = read(result).values()
+    styled = []
+    for run in trainings:
+        # The same method at several rates goes from its own colour to lighter ones.
+        same, style = [other for other in trainings if other.method == run.method], style_of(run.method)
+        hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(style.colour))
+        lighter = lightness + 0.42 * same.index(run) / max(len(same) - 1, 1) * (1 - lightness)
+        styled.append((run, replace(style, colour=to_hex(colorsys.hls_to_rgb(hue, lighter, saturation)))))
     figure, every = grid(1, 1)
-    ends = _draw(every, EXPECTED, [_shaded(trainings)])
+    ends = _draw(every, EXPECTED, [styled])
     if not ends[0]:
         raise InputError(f"{result}: holds no training that came to an end of an epoch; {REWRITE}")
     every[0].set_title(TITLES["flip-crop"], pad=4)
     label_ends(figure, every, ends, height=2.6, narrowest=4.2, widest=4.2)
     return figure
-
-
-muprop = saved(muprop_figure)
 
 
 def smooth(values: Numbers, width: float) -> tuple[Numbers, Numbers]:
@@ -164,37 +167,33 @@ def smooth(values: Numbers, width: float) -> tuple[Numbers, Numbers]:
 
 def _draw(row: Sequence[Axes], kind: Kind, every: Sequence[Styled]) -> list[Ends]:
     """Panels that share their limits; returns the ends of their lines, of one that has left the axes where it left."""
-    drawn = [_draw_curves(axes, kind, styled) for axes, styled in zip(row, every, strict=True)]
-    low, high = _limits(kind, np.concatenate([np.empty(0), *(curve for _, curves in drawn for curve in curves)]))
-    for axes, styled in zip(row, every, strict=True):
-        axes.set_ylim(low, high)
-        axes.set_xlim(1, max(2, *(len(run.curve("epoch")) for run, _ in styled)))
+    ends: list[dict[str, tuple[float, float, Style]]] = [{} for _ in row]
+    curves = []
+    for axes, styled, own in zip(row, every, ends, strict=True):
+        width = max(1.0, max(len(run.curve(kind.solid)) for run, _ in styled) / 40) if kind.smoothed else 0.0
+        remark = ""
+        for run, style in styled:
+            if not len(run.curve(kind.solid)):
+                continue
+            mean = _draw_curve(axes, run.label, style, run.curve(kind.solid), width, SOLID if kind.smoothed else style.dashes)
+            curves.append(mean)
+            own[run.label] = (len(mean), float(mean[-1]), style)
+            if run.diverged:
+                # It ended before its time.
+                axes.plot([len(mean)], mean[-1:], marker="x", markersize=5, markeredgewidth=1.4, color=style.colour, label="_")
+            if kind.dotted and (run.relaxed or kind.percent):
+                curves.append(_draw_curve(axes, "_", style, run.curve(kind.dotted), width, DOTS))
+                remark = " (dotted: 1 sample)" if kind.percent else " (dotted: relaxed)"
+        axes.set_ylabel(kind.label + remark, labelpad=3)
         axes.set_xlabel("epoch", labelpad=2)
+        axes.set_xlim(1, max(2, *(len(run.curve("epoch")) for run, _ in styled)))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
         if kind.percent:
             percent_ticks(axes.yaxis)
-    return [{name: (x, min(max(y, low), high), style) for name, (x, y, style) in ends.items()} for ends, _ in drawn]
-
-
-def _draw_curves(axes: Axes, kind: Kind, styled: Styled) -> tuple[Ends, list[Numbers]]:
-    """The curves of one panel; returns their ends, and their values with those of dotted curves."""
-    ends, curves, dotted = {}, [], False
-    width = max(1.0, max(len(run.curve(kind.solid)) for run, _ in styled) / 40) if kind.smoothed else 0.0
-    for run, style in styled:
-        if not len(run.curve(kind.solid)):
-            continue
-        mean = _draw_curve(axes, run.label, style, run.curve(kind.solid), width, SOLID if kind.smoothed else style.dashes)
-        curves.append(mean)
-        ends[run.label] = (len(mean), float(mean[-1]), style)
-        if run.diverged:
-            # It ended before its time.
-            axes.plot([len(mean)], mean[-1:], marker="x", markersize=5, markeredgewidth=1.4, color=style.colour, label="_")
-        if kind.dotted and (run.relaxed or kind.percent):
-            curves.append(_draw_curve(axes, "_", style, run.curve(kind.dotted), width, DOTS))
-            dotted = True
-    remark = (" (dotted: 1 sample)" if kind.percent else " (dotted: relaxed)") if dotted else ""
-    axes.set_ylabel(kind.label + remark, labelpad=3)
-    return ends, curves
+    low, high = _limits(kind, np.concatenate([np.empty(0), *curves]))
+    for axes in row:
+        axes.set_ylim(low, high)
+    return [{name: (x, min(max(y, low), high), style) for name, (x, y, style) in own.items()} for own in ends]
 
 
 def _draw_curve(axes: Axes, label: str, style: Style, values: Numbers, width: float, dashes: Sequence[float]) -> Numbers:
@@ -221,19 +220,3 @@ def _limits(kind: Kind, values: Numbers) -> tuple[float, float]:
     high = min(high, 1.3 * log(10))
     margin = 0.05 * max(high - low, 0.02)
     return low - margin, high + margin
-
-
-def _shaded(trainings: Sequence[Training]) -> Styled:
-    """The same method at several rates: from its own colour to lighter ones."""
-    shaded = []
-    for run in trainings:
-        same = [other for other in trainings if other.method == run.method]
-        style = style_of(run.method)
-        lighter = _lighter(style.colour, 0.42 * same.index(run) / max(len(same) - 1, 1))
-        shaded.append((run, replace(style, colour=lighter)))
-    return shaded
-
-
-def _lighter(colour: str, by: float) -> str:
-    hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(colour))
-    return to_hex(colorsys.hls_to_rgb(hue, lightness + by * (1 - lightness), saturation))

@@ -12,20 +12,17 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from flipgrad.errors import InputError
 from flipgrad.plots.labels import note
-from flipgrad.plots.layout import fit, grid, legend
 from flipgrad.plots.loading import REWRITE, NotNegative, Positive, load_field
-from flipgrad.plots.style import GREY, defaults, log_ticks, plain, saved, style_of
+from flipgrad.plots.style import GREY, defaults, fit, grid, legend, log_ticks, plain, style_of
 
 PAPER = "PSA"
 # What the rows of panels show.
 ROWS = {"rmse": "relative RMSE", "bias": "relative bias", "equal": "RMSE × √time\nover PSA's"}
-# Columns of the legend.
-COLUMNS = 5
 # A bias below this share of the largest is not shown apart from others.
 SMALLEST_SHOWN = 1e-3
 # The loss of guessing one of ten classes.
@@ -109,40 +106,39 @@ def by_layer_figure(result: Path, nets: Sequence[str]) -> Figure:
     figure, every = grid(len(ROWS), len(chosen), sharex="col", sharey="row", width_ratios=widths)
     for index, (key, title) in enumerate(ROWS.items()):
         row = every[index * len(chosen) : (index + 1) * len(chosen)]
-        for axes, net in zip(row, chosen, strict=True):
-            axes.set_yscale("log")
-            _draw_layers(axes, net, key)
-        _limit(row)
+        row[0].set_yscale("log")
+        drawn = np.concatenate([_draw_layers(axes, net, key) for axes, net in zip(row, chosen, strict=True)])
+        high = float(drawn.max(initial=SMALLEST_SHOWN))
+        low = max(float(drawn.min(initial=high)), SMALLEST_SHOWN * high)
+        row[0].set_ylim(low / 1.35, high * 1.35)
+        log_ticks(row[0].yaxis)
         row[0].set_ylabel(title, labelpad=3)
     for above, below, net in zip(every, every[-len(chosen) :], chosen, strict=False):
         above.set_title(net.title, pad=5)
         below.set_xlabel("layer", labelpad=1)
-    hollow = Line2D([], [], color=GREY, marker="o", markersize=4, markerfacecolor="white", linewidth=0, label="not told from 0")
-    legend(figure, [*_handles(list(chosen[0].options)), hollow], loc="outside lower center", columns=COLUMNS)
+    keys = {option: _look(option, 4) for option in chosen[0].options}
+    hollow = {"color": GREY, "marker": "o", "markersize": 4, "markerfacecolor": "white", "linewidth": 0}
+    legend(figure, {**keys, "not told from 0": hollow}, loc="outside lower center", columns=5)
     fit(figure, height=1.35)
     return figure
 
 
-by_layer = saved(by_layer_figure)
-
-
-def _draw_layers(axes: Axes, net: Net, key: str) -> None:
+def _draw_layers(axes: Axes, net: Net, key: str) -> NDArray[np.float64]:
+    """A row's panel of a network; returns all values that have a marker."""
+    drawn = []
     for index, (option, errors) in enumerate(net.options.items()):
         style = style_of(option)
         offset = 0.62 * (index / max(len(net.options) - 1, 1) - 0.5)
         places = [place + offset for place in range(len(net.layers))]
-        shown = [value if value > 0 else nan for value in net.values(option, key)]
+        values = np.array(net.values(option, key))
+        shown = np.where(values > 0, values, nan)
         axes.plot(places, shown, color=style.colour, linewidth=0.5, alpha=0.5, label=option)
-        sure = [key != "bias" or low > 0 for low in errors.bias_low]
-        look: dict[str, Any] = {
-            "marker": style.marker,
-            "markersize": 3.4 if option == PAPER else 3.0,
-            "markeredgewidth": 0.5,
-            "linestyle": "",
-        }
-        for face, wanted in ((style.colour, True), ("white", False)):
-            values = [value if certain == wanted else nan for value, certain in zip(shown, sure, strict=True)]
-            axes.plot(places, values, color=style.colour, markerfacecolor=face, zorder=style.zorder, label="_", **look)
+        sure = np.array([key != "bias" or low > 0 for low in errors.bias_low], dtype=bool)
+        look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "markeredgewidth": 0.5, "zorder": style.zorder}
+        look["markersize"] = 3.4 if option == PAPER else 3.0
+        for face, certain in ((style.colour, sure), ("white", ~sure)):
+            axes.plot(places, np.where(certain, shown, nan), markerfacecolor=face, linestyle="", label="_", **look)
+        drawn.append(values[values > 0])
     if key == "equal":
         axes.axhline(1, color=GREY, linewidth=0.7, zorder=1)
     axes.set_xlim(-0.6, len(net.layers) - 0.4)
@@ -153,24 +149,13 @@ def _draw_layers(axes: Axes, net: Net, key: str) -> None:
     axes.grid(visible=False, axis="x")
     for place in range(len(net.layers) - 1):
         axes.axvline(place + 0.5, color="#EEEEEE", linewidth=0.6, zorder=0.5)
+    return np.concatenate(drawn)
 
 
-def _limit(row: Sequence[Axes]) -> None:
-    """Let the axis hold all markers of a row of panels."""
-    drawn = [np.asarray(line.get_ydata(), float) for axes in row for line in axes.lines if line.get_label() == "_"]
-    values = np.concatenate([ys[ys > 0] for ys in drawn])
-    high = float(values.max(initial=SMALLEST_SHOWN))
-    low = max(float(values.min(initial=high)), SMALLEST_SHOWN * high)
-    row[0].set_ylim(low / 1.35, high * 1.35)
-    log_ticks(row[0], "y")
-
-
-def _handles(options: Sequence[str]) -> list[Line2D]:
-    styles = {option: style_of(option) for option in options}
-    return [
-        Line2D([], [], color=style.colour, marker=style.marker, markersize=4, linewidth=0.8, label=option)
-        for option, style in styles.items()
-    ]
+def _look(option: str, size: float = 3.6) -> dict[str, Any]:
+    """A line with a marker at every point."""
+    style = style_of(option)
+    return {"color": style.colour, "marker": style.marker, "markersize": size, "linewidth": 0.8}
 
 
 @defaults()
@@ -181,45 +166,39 @@ def over_rates_figure(result: Path) -> Figure:
         raise InputError(f"{result}: holds no trainings; {REWRITE}")
     options = list(dict.fromkeys(run.method for trainings in grids for run in trainings.runs))
     figure, every = grid(2, len(grids))
-    for column, trainings in enumerate(grids):
-        above, below = every[column], every[column + len(grids)]
+    for above, below, trainings in zip(every, every[len(grids) :], grids, strict=False):
         _draw_rates(above, trainings, options)
         _draw_times(below, trainings, options)
         above.set_title(trainings.title, pad=5)
     every[0].set_ylabel("training loss at the end", labelpad=3)
     every[len(grids)].set_ylabel("training loss, best rate", labelpad=3)
-    legend(figure, _handles(options), loc="outside lower center", columns=COLUMNS)
+    legend(figure, {option: _look(option, 4) for option in options}, loc="outside lower center", columns=5)
     fit(figure, height=1.75)
     return figure
-
-
-over_rates = saved(over_rates_figure)
 
 
 def _draw_rates(axes: Axes, trainings: Grid, options: Sequence[str]) -> None:
     rates = sorted(trainings.rates)
     top = 1.15 * GUESSING
     lowest = min((run.final for run in trainings.runs if isfinite(run.final)), default=0.0)
-    axes.set(xscale="log", ylim=(lowest - 0.06 * (top - lowest), top))
+    low = lowest - 0.06 * (top - lowest)
     side = min((after / before for before, after in pairwise(rates)), default=4.0) ** 0.5
-    axes.set_xlim(rates[0] / side, rates[-1] * side)
+    axes.set(xscale="log", xlim=(rates[0] / side, rates[-1] * side), ylim=(low, top))
     for index, option in enumerate(options):
         runs = sorted((run for run in trainings.runs if run.method == option), key=lambda run: run.rate)
         offset = side ** (0.5 * (index / max(len(options) - 1, 1) - 0.5))
-        ends = [(run.rate * offset, run.final) for run in runs]
-        if inside := [(rate, loss) for rate, loss in ends if isfinite(loss)]:
-            _draw_training(axes, option, *zip(*inside, strict=True))
-        for rate, loss in ends:
-            if not loss < top:
+        if finished := [run for run in runs if isfinite(run.final)]:
+            rates_drawn, losses = [run.rate * offset for run in finished], [run.final for run in finished]
+            axes.plot(rates_drawn, losses, label=option, **_look(option))
+        for run in runs:
+            if not run.final < top:
                 height = top - 0.03 * (top - lowest)
-                axes.plot([rate], [height], marker="x", markersize=4, color=style_of(option).colour, label="_")
+                axes.plot([run.rate * offset], [height], marker="x", markersize=4, color=style_of(option).colour, label="_")
     if lowest < GUESSING:
         axes.axhline(GUESSING, color=GREY, linewidth=0.7, zorder=1)
-        low, high = axes.get_ylim()
-        note(axes, 0.98, (GUESSING - low) / (high - low) - 0.01, "guessing", va="top", ha="right")
-    axes.xaxis.set_major_locator(FixedLocator(rates))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
-    axes.xaxis.set_minor_locator(NullLocator())
+        note(axes, 0.98, (GUESSING - low) / (top - low) - 0.01, "guessing", va="top", ha="right")
+    axes.set_xticks(rates, labels=map(plain, rates))
+    axes.set_xticks([], minor=True)
     axes.set_xlabel("learning rate (×: above)", labelpad=2)
 
 
@@ -230,13 +209,8 @@ def _draw_times(axes: Axes, trainings: Grid, options: Sequence[str]) -> None:
         if runs and option in trainings.cost:
             losses = min(runs, key=lambda run: run.final).losses
             times = [epoch * trainings.cost[option] / cheapest for epoch in range(1, len(losses) + 1)]
-            _draw_training(axes, option, times, losses)
+            axes.plot(times, losses, label=option, **_look(option))
     axes.axvline(trainings.epochs, color=GREY, linewidth=0.7, zorder=1)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.set_xlabel("time, in epochs of the cheapest", labelpad=2)
-
-
-def _draw_training(axes: Axes, option: str, xs: Sequence[float], losses: Sequence[float]) -> None:
-    style = style_of(option)
-    axes.plot(xs, losses, color=style.colour, marker=style.marker, markersize=3.6, linewidth=0.8, label=option)

@@ -12,26 +12,21 @@ from flipgrad.plots.report import duration, template
 
 @dataclass(frozen=True)
 class Section:
-    """One figure or table.
-
-    Attributes:
-        name: of the experiment.
-        place: in the paper.
-        words: what the paper shows there.
-        record: the experiment's result file, empty if it was not run.
-        figures: files beside the page, with captions.
-    """
+    """A figure or table: the experiment's name, its place in the paper, and what the paper shows there."""
 
     name: str
     place: str
     words: str
+    # The experiment's result file, empty if it was not run.
     record: Mapping[str, Any]
+    # Files beside the page, with captions.
     figures: Sequence[tuple[str, str]]
 
     @property
     def title(self) -> str:
         """What the experiment is called, without its place in the paper."""
-        return str(self.record.get("title", self.name)).partition(": ")[2] or str(self.record.get("title", self.name))
+        title = str(self.record.get("title", self.name))
+        return title.partition(": ")[2] or title
 
     @property
     def sheets(self) -> list[Mapping[str, Any]]:
@@ -40,11 +35,9 @@ class Section:
 
     @property
     def made(self) -> str:
-        """At which scale, in which time, by which command."""
-        record = self.record
-        parts = [f"scale {record['scale']}"] if "scale" in record else []
-        parts += [f"seed {record['seed']}"] if "seed" in record else []
-        parts += [duration(record["seconds"])] if isinstance(record.get("seconds"), int | float) else []
+        """At which scale, with which seed, in which time."""
+        parts = [f"{key} {self.record[key]}" for key in ("scale", "seed") if key in self.record]
+        parts += [duration(self.record["seconds"])] if isinstance(self.record.get("seconds"), int | float) else []
         return ", ".join(parts)
 
     @property
@@ -58,10 +51,5 @@ def page(sections: Sequence[Section]) -> str:
     claims = [claim for section in sections for claim in section.record.get("claims", [])]
     made = [section for section in sections if section.record]
     versions: Mapping[str, Any] = next((section.record["versions"] for section in made if "versions" in section.record), {})
-    return template("paper.html").render(
-        sections=sections,
-        made=len(made),
-        held=sum(bool(claim["holds"]) for claim in claims),
-        claims=len(claims),
-        versions=versions,
-    )
+    held = sum(bool(claim["holds"]) for claim in claims)
+    return template("paper.html").render(sections=sections, made=len(made), held=held, claims=len(claims), versions=versions)

@@ -8,45 +8,30 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flipgrad import files
-from flipgrad.plots.curves import Chart, charts, draw
-from flipgrad.plots.disagreement import disagreement_figure, meaning
-from flipgrad.plots.examples import Card, cards
-from flipgrad.plots.runs import Disagreement, Epoch, RunFiles, Scores, read_run
+from flipgrad.plots.charts import Chart, charts, css, draw, draw_disagreement, inline, meaning
+from flipgrad.plots.examples import cards
+from flipgrad.plots.runs import Disagreement, Epoch, Evaluated, RunFiles, Scores, read_run
 from flipgrad.plots.style import GREEN, ORANGE, defaults
-from flipgrad.plots.svg import css, inline
-
-REPORT = "report.html"
 
 # Inches, and the scale of the text: legible when a telephone shows the figure at 350 pixels.
 SIZE, TEXT = (4.6, 2.9), 1.5
 
-# The groups of examples, by how they were chosen.
-GROUPS = {
-    "random": "Drawn at random",
-    "uncertain": "Least certain of the rest",
-    None: "Examples",
-}
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure of the page, with what a legend and a screen reader say."""
-
-    key: str
-    title: str
-    svg: Markup
-    legend: list[tuple[str, str, bool]]
-    words: str
+# Of every line its label, its colour, and whether it is dashed.
+Legend = list[tuple[str, str, bool]]
+# The groups of examples, by how they were chosen; any other is called "Examples".
+GROUPS = {"random": "Drawn at random", "uncertain": "Least certain of the rest"}
 
 
 def report(folder: Path) -> Path:
@@ -61,48 +46,45 @@ def report(folder: Path) -> Path:
     Raises:
         InputError: if a result file is missing or broken.
     """
-    path = folder / REPORT
+    path = folder / "report.html"
     files.write(path, page(read_run(folder)).encode())
     return path
 
 
 def page(run: RunFiles) -> str:
     """The page of a run. Every string from a file is escaped: the template does so unless told otherwise."""
-    where, scores = headline_scores(run)
+    evaluation = run.evaluation or Evaluated()
+    where, scores = headline_scores(run, evaluation.splits)
+    shown = cards(evaluation.examples, evaluation.classes)
+    groups: dict[str, list[SimpleNamespace]] = {}
+    for card in shown:
+        groups.setdefault(GROUPS.get(card.example.chosen or "", "Examples"), []).append(card)
+    columns = columns_of(run.epochs) | evaluation.splits
     with defaults(TEXT):
-        plots = [_plot(chart) for chart in charts(run.epochs)]
-    evaluation = run.evaluation
-    shown_columns = columns(run)
-    shown = cards(evaluation.examples, evaluation.classes) if evaluation else []
+        plots = [_plot_chart(chart) for chart in charts(run.epochs)]
+        members = evaluation.disagreement and _plot_disagreement(evaluation.disagreement, evaluation.samples)
     text = template("report.html").render(
+        run=run,
         title=title(run.config),
         facts=list(facts(run)),
         where=where,
         scores=scores,
         plots=plots,
-        columns=shown_columns,
-        measures=measures(list(shown_columns.values())),
-        groups=_groups(shown),
+        columns=columns,
+        measures=measures(columns.values()),
+        groups=groups.items(),
         places=[card.place for card in shown if card.place],
-        disagreement=_disagreement(run),
-        config=list(flat(run.config)),
+        disagreement=members,
         command=shlex.join(["flipgrad", *run.command]) if run.command else "",
-        versions=list(flat(run.versions)),
-        machine=list(flat(run.machine)),
     )
     return text.lstrip()
 
 
 def template(name: str) -> Template:
     """A page to be filled in; it knows the style sheet that all pages share."""
-    environment = Environment(
-        loader=PackageLoader("flipgrad.plots", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(percent=percent, loss=loss, short=short)
+    pages = PackageLoader("flipgrad.plots", "page")
+    environment = Environment(loader=pages, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(percent=percent, loss=loss, short=short, flat=flat)
     environment.globals["style"] = Markup(environment.get_template("report.css").render())
     return environment.get_template(name)
 
@@ -117,10 +99,11 @@ def title(config: Mapping[str, Any]) -> str:
     """
     estimator = config.get("estimator")
     data = next((config[key] for key in ("data", "dataset") if isinstance(config.get(key), str)), None)
-    if not isinstance(estimator, str) or not estimator:
-        return f"A stochastic binary network on {data}" if data else "A stochastic binary network"
-    name = estimator.upper() if len(estimator) <= 4 else estimator
-    return f"{name} on {data}" if data else f"Trained with {name}"
+    what = "A stochastic binary network"
+    if isinstance(estimator, str) and estimator:
+        name = estimator.upper() if len(estimator) <= 4 else estimator
+        what = name if data else f"Trained with {name}"
+    return f"{what} on {data}" if data else what
 
 
 def facts(run: RunFiles) -> Iterator[str]:
@@ -138,9 +121,8 @@ def facts(run: RunFiles) -> Iterator[str]:
             yield f"{key} {value}"
 
 
-def headline_scores(run: RunFiles) -> tuple[str, Scores | None]:
+def headline_scores(run: RunFiles, splits: Mapping[str, Scores]) -> tuple[str, Scores | None]:
     """The scores that count, and on what: those of the test part where there are some, else the best there is."""
-    splits = run.evaluation.splits if run.evaluation else {}
     if splits:
         name = "test" if "test" in splits else next(iter(splits))
         return f"On the {name} examples", splits[name]
@@ -150,20 +132,20 @@ def headline_scores(run: RunFiles) -> tuple[str, Scores | None]:
     return (f"After epoch {last[0].epoch}", last[0]) if last else ("", None)
 
 
-def columns(run: RunFiles) -> dict[str, Scores]:
-    """The columns of the table of numbers: last and best epoch, and every evaluated part."""
-    best, last = best_epoch(run.epochs), run.epochs[-1:]
-    epochs = [("last, best" if [best] == last else "last", epoch) for epoch in last]
-    epochs += [("best", best)] if best and [best] != last else []
-    splits = run.evaluation.splits if run.evaluation else {}
-    return {f"{what} epoch ({epoch.epoch})": epoch for what, epoch in epochs} | splits
+def columns_of(epochs: Sequence[Epoch]) -> dict[str, Scores]:
+    """The columns of the table of numbers that are epochs: the last and the best."""
+    best, last = best_epoch(epochs), epochs[-1:]
+    shown = [("last, best" if [best] == last else "last", epoch) for epoch in last]
+    shown += [("best", best)] if best and [best] != last else []
+    return {f"{what} epoch ({epoch.epoch})": epoch for what, epoch in shown}
 
 
-def measures(shown: Sequence[Scores]) -> list[tuple[str, list[str], bool]]:
+def measures(shown: Collection[Scores]) -> Iterator[tuple[str, list[str], bool]]:
     """The lines of the table of numbers, those that say something: name, values by column, whether it is the main one."""
-    lines = [(name, show, [getattr(scores, key, None) for scores in shown]) for key, (name, show) in MEASURES.items()]
-    told = [line for line in lines if any(value is not None for value in line[2])]
-    return [(name, [show(value) for value in values], name == ENSEMBLE) for name, show, values in told]
+    for key, (name, show) in MEASURES.items():
+        values = [getattr(scores, key, None) for scores in shown]
+        if any(value is not None for value in values):
+            yield name, ["–" if value is None else show(value) for value in values], key == "accuracy_n"
 
 
 def best_epoch(epochs: Sequence[Epoch]) -> Epoch | None:
@@ -181,45 +163,28 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{key}.")
+        elif value is None or isinstance(value, bool):
+            yield f"{prefix}{key}", {None: "–", True: "yes", False: "no"}[value]
         else:
-            yield f"{prefix}{key}", _word(value)
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _word(value: object) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def percent(value: float | None) -> str:
+def percent(value: float) -> str:
     """An accuracy.
 
-    >>> percent(0.94166), percent(None)
-    ('94.17%', '–')
+    >>> percent(0.94166)
+    '94.17%'
     """
-    return "–" if value is None else f"{value:.2%}"
+    return f"{value:.2%}"
 
 
-def loss(value: float | None) -> str:
+def loss(value: float) -> str:
     """A loss, with four decimals or, where these would say little, three digits.
 
-    >>> loss(0.31117), loss(0.00012345), loss(12345.678), loss(None)
-    ('0.3112', '0.000123', '1.23e+04', '–')
+    >>> loss(0.31117), loss(0.00012345), loss(12345.678)
+    ('0.3112', '0.000123', '1.23e+04')
     """
-    if value is None:
-        return "–"
     return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 1000 else f"{value:.3g}"
-
-
-def whole(value: float | None) -> str:
-    """A number of things.
-
-    >>> whole(1000), whole(None)
-    ('1,000', '–')
-    """
-    return "–" if value is None else f"{value:,.0f}"
 
 
 def short(value: float) -> str:
@@ -241,58 +206,48 @@ def duration(seconds: float) -> str:
     """
     if seconds < 10:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 # The lines of the table of numbers, and how a number of each is written.
-ENSEMBLE = "accuracy, ensemble"
-MEASURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
+MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "accuracy_1": ("accuracy, 1 sample", percent),
-    "accuracy_n": (ENSEMBLE, percent),
+    "accuracy_n": ("accuracy, ensemble", percent),
     "accuracy_deterministic": ("accuracy, deterministic", percent),
     "expected_loss": ("expected loss", loss),
     "marginal_loss": ("marginal loss", loss),
     "objective": ("training objective", loss),
-    "samples": ("samples", whole),
+    "samples": ("samples", "{:,.0f}".format),
 }
 
 
-def _plot(chart: Chart) -> Plot:
+def _plot(key: str, title: str, draw: Callable[[Axes], None], legend: Legend, words: str) -> dict[str, Any]:
+    """A figure of the page, with what a legend and a screen reader say."""
     figure = Figure(figsize=SIZE, layout="constrained")
-    draw(figure.subplots(), chart)
+    draw(figure.subplots())
+    return {"key": key, "title": title, "svg": inline(figure, key), "legend": legend, "words": words}
+
+
+def _plot_chart(chart: Chart) -> dict[str, Any]:
     # A single line that is called as the chart needs no legend.
     named = [line for line in chart.lines if line.label != chart.title.lower()]
     legend = [(line.label, css(line.colour), line.dashed) for line in named]
     show = percent if chart.percent else loss
     ends = "; ".join(f"{line.label} from {show(line.values[0])} to {show(line.values[-1])}" for line in chart.lines)
     first, last = (pick(line.epochs[at] for line in chart.lines) for pick, at in ((min, 0), (max, -1)))
-    return Plot(chart.key, chart.title, inline(figure, chart.key), legend, f"{chart.title}, epochs {first} to {last}: {ends}.")
+    words = f"{chart.title}, epochs {first} to {last}: {ends}."
+    return _plot(chart.key, chart.title, partial(draw, chart=chart), legend, words)
 
 
-def _groups(shown: Sequence[Card]) -> list[tuple[str, list[Card]]]:
-    found: dict[str, list[Card]] = {}
-    for card in shown:
-        found.setdefault(GROUPS.get(card.chosen, GROUPS[None]), []).append(card)
-    return list(found.items())
-
-
-def _disagreement(run: RunFiles) -> tuple[Plot, str] | None:
-    if run.evaluation is None or run.evaluation.disagreement is None:
-        return None
-    found, samples = run.evaluation.disagreement, run.evaluation.samples
-    with defaults(TEXT):
-        svg = inline(disagreement_figure(found, samples=samples, size=SIZE), "disagreement")
+def _plot_disagreement(found: Disagreement, samples: int | None) -> dict[str, Any]:
     counts = (("correct", sum(found.correct), GREEN), ("wrong", sum(found.wrong), ORANGE))
     legend = [(f"{name} ({count:,})", css(colour), False) for name, count, colour in counts]
-    return Plot("disagreement", "Ensemble disagreement", svg, legend, _spoken(found)), meaning(found, samples=samples)
-
-
-def _spoken(found: Disagreement) -> str:
     bins = zip(found.edges, found.correct, found.wrong, strict=False)
     told = "; ".join(f"from {edge:.0%}: {right:,} correct, {wrong:,} wrong" for edge, right, wrong in bins if right or wrong)
-    return f"Numbers of predictions by the share of members that disagree. {told}."
+    words = f"Numbers of predictions by the share of members that disagree. {told}."
+    histogram = partial(draw_disagreement, found=found, samples=samples)
+    plot = _plot("disagreement", "Ensemble disagreement", histogram, legend, words)
+    return plot | {"meaning": meaning(found, samples=samples)}

@@ -14,8 +14,6 @@ from flipgrad.errors import InputError
 from flipgrad.files import read_json_lines
 from flipgrad.plots.loading import Cube, Matrix, Natural, Share, build, load
 
-CONFIG, METRICS, SUMMARY, EVALUATION = "config.json", "metrics.jsonl", "summary.json", "evaluation.json"
-
 NO_RUN = "give the folder of a run of flipgrad train"
 REWRITE = "delete it, and flipgrad train --resume with this folder writes it again"
 REEVALUATE = "run flipgrad evaluate again to rewrite it"
@@ -41,23 +39,16 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch(Scores):
-    """One line of the metrics: the scores after an epoch, and how it went.
-
-    Attributes:
-        epoch: its number.
-        objective: what the method minimised, averaged over the epoch.
-        lr: the learning rate.
-        seconds: of training.
-        images_per_second: of training.
-        gradient_norm: by layer.
-        saturated: by layer, the share of units whose state is almost certain.
-    """
+    """One line of the metrics: the scores after an epoch, and how it went."""
 
     epoch: int
+    # What the method minimised, averaged over the epoch.
     objective: float | None = None
     lr: float | None = None
+    # Of training.
     seconds: float | None = None
     images_per_second: float | None = None
+    # By layer; saturated are units whose state is almost certain.
     gradient_norm: dict[str, float | None] = field(default_factory=dict)
     saturated: dict[str, float | None] = field(default_factory=dict)
 
@@ -131,19 +122,13 @@ class RunFiles(Settings):
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read the folder of a run.
-
-    Raises:
-        InputError: if a file is missing or broken: which one, where, and what to do.
-    """
+    """Read the folder of a run; an `InputError` says which file is missing or broken, where, and what to do."""
     if not folder.is_dir():
         raise InputError(f"{folder}: is no folder; {NO_RUN}")
-    settings = load(folder / CONFIG, Settings, missing=NO_RUN, broken=REWRITE)
-    epochs = read_metrics(folder / METRICS)
-    summary, evaluation = folder / SUMMARY, folder / EVALUATION
+    summary, evaluation = folder / "summary.json", folder / "evaluation.json"
     return RunFiles(
-        **vars(settings),
-        epochs=epochs,
+        **vars(load(folder / "config.json", Settings, missing=NO_RUN, broken=REWRITE)),
+        epochs=read_metrics(folder / "metrics.jsonl"),
         summary=load(summary, Scores, missing=NO_RUN, broken=REWRITE) if summary.exists() else None,
         evaluation=load(evaluation, Evaluated, missing=NO_RUN, broken=REEVALUATE) if evaluation.exists() else None,
     )
@@ -153,9 +138,6 @@ def read_metrics(path: Path) -> list[Epoch]:
     """The epochs of a ``metrics.jsonl``, in order; of an epoch that was done twice, the later line.
 
     A last line that does not end was being written when the run was stopped, and is left out.
-
-    Raises:
-        InputError: if the file is missing or a line is broken.
     """
     records = read_json_lines(path, missing=NO_RUN, broken=RETRAIN)
     lines = [build(Epoch, record, where=f"{path}, line {n}", fix=RETRAIN) for n, record in enumerate(records, 1)]

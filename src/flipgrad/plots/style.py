@@ -1,25 +1,26 @@
-"""How every figure looks: one style per estimator, the axes' cosmetics, and files that are the same each time."""
+"""How every figure looks: one style per estimator, panels that fit a page, and files that are the same each time."""
 
 from __future__ import annotations
 
 import colorsys
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from io import BytesIO
+from math import inf
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextPath
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.gridspec import GridSpec
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from flipgrad import files
 
@@ -30,14 +31,12 @@ GREY, PALE, BAND, GRID = "#767676", "#F1F1F1", "#E2E2E2", "#DDDDDD"
 
 # Points, for a figure printed at its own size across two columns.
 FONT, SMALL, TINY = 8.0, 6.6, 5.8
+# Inches: the width of a page, and of what :func:`grid` begins with, where any decoration of a panel has room.
+PAGE, AMPLE = 7.2, 4.0
 
 # Lengths of dashes and gaps in line widths. A biased estimator is solid; an unbiased one is dashed, by family.
 SOLID: tuple[float, ...] = ()
 SCORE, ANTITHETIC, CONTROL, DOTTED = (5.0, 1.8), (2.4, 1.3), (5.5, 1.5, 1.3, 1.5), (1.0, 1.2)
-
-
-Source = TypeVar("Source")
-Options = ParamSpec("Options")
 
 
 @dataclass(frozen=True)
@@ -143,19 +142,63 @@ def tidy(axes: Axes) -> None:
     axes.tick_params(which="minor", length=1.5, width=0.4)
 
 
-def log_ticks(axes: Axes, which: str) -> None:
+def grid(rows: int, columns: int, *, count: int | None = None, title: str = "", **options: Any) -> tuple[Figure, list[Axes]]:
+    """Tidy panels, ``count`` or all of ``rows`` times ``columns``, row by row; ``options`` are those of ``subplots``.
+
+    When all that stands beside the panels is drawn, :func:`fit` must find their places.
+    """
+    engine = ConstrainedLayoutEngine(w_pad=0.05, h_pad=0.07, wspace=0, hspace=0)
+    figure = Figure(figsize=(columns * AMPLE, rows * AMPLE), layout=engine)
+    places = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    panels = places[:count]
+    for panel in panels:
+        tidy(panel)
+    for panel in places[len(panels) :]:
+        panel.remove()
+    if title:
+        figure.suptitle(title, ha="left", fontsize=FONT + 1, fontweight="bold")
+    return figure, panels
+
+
+def fit(figure: Figure, *, height: float, narrowest: float = 0.0, widest: float = inf) -> None:
+    """Choose the figure's size, and keep the panels where constrained layout then puts them.
+
+    A panel is ``height`` inches tall, and as wide as the page allows, between ``narrowest`` and ``widest``.
+    """
+    engine = cast("ConstrainedLayoutEngine", figure.get_layout_engine())
+    rows, columns = cast("GridSpec", figure.axes[0].get_gridspec()).get_geometry()
+    engine.execute(figure)
+    across, up = figure.get_size_inches()
+    boxes = [axes.get_position() for axes in figure.axes[:columns]]
+    beside = across * (1 - sum(box.width for box in boxes))
+    above = up * (1 - rows * boxes[0].height)
+    width = min(max((PAGE - beside) / columns, narrowest), widest)
+    figure.set_size_inches(beside + columns * width, above + rows * height)
+    engine.execute(figure)
+    figure.set_layout_engine("none")
+    for title in figure.texts:
+        title.set_x(figure.axes[0].get_position().x0)
+
+
+def legend(figure: Figure, looks: Mapping[str, Mapping[str, Any]], *, columns: int = 2, **options: Any) -> None:
+    """A legend of the whole figure, outside the panels: the looks of lines by what they are called."""
+    handles = [Line2D([], [], label=label, **look) for label, look in looks.items()]
+    look: dict[str, Any] = {"loc": "outside lower right", "frameon": False, "fontsize": SMALL, "borderaxespad": 0.2}
+    figure.legend(handles=handles, ncols=columns, **{**look, **options})
+
+
+def log_ticks(axis: Axis) -> None:
     """Label the decades of a logarithmic axis in plain numbers; where they are few, also 2 and 5 times them."""
-    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
-    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 50 else (1.0, 2.0, 5.0), numticks=99))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    axis.set_major_formatter(lambda value, _: plain(value))
     axis.set_minor_locator(LogLocator(subs=tuple(range(2, 10)), numticks=99))
     axis.set_minor_formatter(NullFormatter())
 
 
 def percent_ticks(axis: Axis) -> None:
     """Label the ticks of shares as percents."""
-    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))
+    axis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
 
 
 def plain(value: float) -> str:
@@ -168,12 +211,6 @@ def plain(value: float) -> str:
         if value >= unit:
             return f"{value / unit:g}{letter}"
     return f"{value:g}"
-
-
-@lru_cache(maxsize=1000)
-def text_width(text: str, size: float, weight: str = "normal") -> float:
-    """The width in points of one line of text."""
-    return float(TextPath((0, 0), text, prop=FontProperties(size=size, weight=weight)).get_extents().width) if text else 0.0
 
 
 @defaults()
@@ -193,6 +230,10 @@ def write(figure: Figure, path: Path, *, dpi: int = 200) -> None:
     metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None}}[path.suffix]
     figure.savefig(content, format=path.suffix[1:], dpi=dpi, metadata=metadata)
     files.write(path, content.getvalue())
+
+
+Source = TypeVar("Source")
+Options = ParamSpec("Options")
 
 
 def saved(draw: Callable[Concatenate[Source, Options], Figure]) -> Callable[Concatenate[Source, Path, Options], list[Path]]:

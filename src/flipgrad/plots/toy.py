@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import pi
 from pathlib import Path
@@ -16,15 +15,16 @@ from matplotlib.lines import Line2D
 
 from flipgrad.errors import InputError
 from flipgrad.plots.labels import label_ends
-from flipgrad.plots.layout import fit, grid
 from flipgrad.plots.loading import Matrix, NotNegative, Positive, load, load_field
-from flipgrad.plots.style import GREY, SMALL, defaults, log_ticks, ordered, saved, style_of
+from flipgrad.plots.style import GREY, SMALL, defaults, fit, grid, log_ticks, ordered, style_of
 
 # The two classes: distinguishable with any colour vision, and from the white between them.
 CLASSES = ("#C8501E", "#1F5FA8")
 MAP = LinearSegmentedColormap.from_list("classes", [CLASSES[0], "#EDBFA8", "#FFFFFF", "#AFC8E4", CLASSES[1]])
 # The paper draws the loss of the ensemble solid, and that of one draw dashed.
 KINDS: dict[str, Any] = {"marginal": "-", "expected": (0, (3.0, 1.5))}
+# The plane reaches from -EDGE to EDGE, and from -1 to 1.
+EDGE = pi / 2
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,8 @@ class Method:
         if not self.epochs or not self.runs:
             raise InputError("'epochs' and 'runs' must not be empty")
         for kind in KINDS:
-            if any(len(values) != len(self.epochs) for values in self.losses(kind)):
+            if any(len(getattr(run, kind)) != len(self.epochs) for run in self.runs):
                 raise InputError(f"{kind!r} must have {len(self.epochs)} entries")
-
-    def losses(self, kind: str) -> list[list[float]]:
-        """Of every network, the losses of a kind."""
-        return [getattr(run, kind) for run in self.runs]
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def toy_training_figure(result: Path) -> Figure:
     for name in ordered(methods):
         method, style = methods[name], style_of(name)
         for kind, dashes in KINDS.items():
-            values = np.array(method.losses(kind))
+            values = np.array([getattr(run, kind) for run in method.runs])
             mean = values.mean(0)
             look: dict[str, Any] = {"color": style.colour, "linewidth": 0.75 * style.width, "linestyle": dashes}
             axes.plot(method.epochs, mean, label=f"{name} {kind}", **look)
@@ -91,7 +87,7 @@ def toy_training_figure(result: Path) -> Figure:
                 ends[name] = (method.epochs[-1], float(mean[-1]), style)
     longest = max((method.epochs[-1] for method in methods.values()), default=1.0)
     axes.set(xscale="log", xlim=(1, longest), xlabel="epoch", ylabel="training loss, exact")
-    log_ticks(axes, "x")
+    log_ticks(axes.xaxis)
     keys = [Line2D([], [], color=GREY, linestyle=line, linewidth=1.3) for line in KINDS.values()]
     names = ["marginal loss, of the ensemble", "expected loss, of one draw"]
     axes.legend(keys, names, frameon=False, fontsize=SMALL, loc="lower left", handlelength=2.6)
@@ -109,14 +105,26 @@ def toy_example_figure(result: Path) -> Figure:
         **{f"member {k} of (c)": member for k, member in enumerate(file.bound.members, 1)},
     }
     figure, every = grid(2, 3, count=1 + len(maps), sharex=True, sharey=True)
-    _boundaries(every[0])
-    _scatter(every[0], file.points, 5.0, 0.9)
+    # Class 0 lies above 0, class 1 below the cosine; between them both.
+    x = np.linspace(-EDGE, EDGE, 100)
+    every[0].fill_between(x, 0, np.cos(x), color="#EFEFEF", linewidth=0)
+    every[0].plot(x, np.cos(x), color=CLASSES[1], linewidth=0.9)
+    every[0].plot([-EDGE, EDGE], [0, 0], color=CLASSES[0], linewidth=0.9)
+    _scatter(every[0], file, 5.0, 0.9)
     for axes, values in zip(every[1:], maps.values(), strict=True):
-        image = _probabilities(axes, values)
-        _scatter(axes, file.points, 1.6, 0.45)
+        look: dict[str, Any] = {"extent": (-EDGE, EDGE, -1, 1), "aspect": "auto", "interpolation": "bilinear"}
+        image = axes.imshow(values, origin="lower", cmap=MAP, vmin=0, vmax=1, **look)
+        if values.min() < 0.5 < values.max():
+            x, y = np.linspace(-EDGE, EDGE, values.shape[1]), np.linspace(-1, 1, values.shape[0])
+            axes.contour(x, y, values, levels=[0.5], colors="black", linewidths=0.9)
+        _scatter(axes, file, 1.6, 0.45)
     for axes, letter, title in zip(every, "abcdef", ["data; grey: both classes", *maps], strict=False):
         axes.set_title(f"({letter}) {title}", pad=3, loc="left")
-        _frame(axes)
+        axes.set(xlim=(-EDGE, EDGE), ylim=(-1, 1))
+        axes.set_xticks([-EDGE, 0, EDGE], labels=["−π/2", "0", "π/2"])
+        axes.set_yticks([-1, 0, 1], labels=["−1", "0", "1"])
+        axes.grid(visible=False)
+        axes.spines[:].set(visible=True, linewidth=0.5)
     bar = figure.colorbar(image, ax=every, aspect=35, pad=0.02)
     bar.set_ticks([0, 0.25, 0.5, 0.75, 1], labels=["0", "¼", "½", "¾", "1"])
     bar.ax.tick_params(length=2, width=0.5)
@@ -126,37 +134,6 @@ def toy_example_figure(result: Path) -> Figure:
     return figure
 
 
-toy_training, toy_example = saved(toy_training_figure), saved(toy_example_figure)
-
-
-def _probabilities(axes: Axes, values: Any) -> Any:
-    x, y = np.linspace(-pi / 2, pi / 2, values.shape[1]), np.linspace(-1, 1, values.shape[0])
-    extent = (-pi / 2, pi / 2, -1.0, 1.0)
-    image = axes.imshow(
-        values, origin="lower", extent=extent, cmap=MAP, vmin=0, vmax=1, aspect="auto", interpolation="bilinear"
-    )
-    if values.min() < 0.5 < values.max():
-        axes.contour(x, y, values, levels=[0.5], colors="black", linewidths=0.9)
-    return image
-
-
-def _boundaries(axes: Axes) -> None:
-    """Class 0 lies above 0, class 1 below the cosine; between them both."""
-    x = np.linspace(-pi / 2, pi / 2, 100)
-    heights = np.cos(x)
-    axes.fill_between(x, 0, heights, color="#EFEFEF", linewidth=0)
-    axes.plot(x, heights, color=CLASSES[1], linewidth=0.9)
-    axes.plot([-pi / 2, pi / 2], [0, 0], color=CLASSES[0], linewidth=0.9)
-
-
-def _scatter(axes: Axes, points: Sequence[Any], size: float, alpha: float) -> None:
-    for own, colour, marker in zip(points, CLASSES, ("o", "s"), strict=True):
+def _scatter(axes: Axes, file: ExampleFile, size: float, alpha: float) -> None:
+    for own, colour, marker in zip(file.points, CLASSES, ("o", "s"), strict=True):
         axes.scatter(own[:, 0], own[:, 1], s=size, color=colour, marker=marker, alpha=alpha, linewidths=0.2, edgecolors="white")
-
-
-def _frame(axes: Axes) -> None:
-    axes.set(xlim=(-pi / 2, pi / 2), ylim=(-1, 1))
-    axes.set_xticks([-pi / 2, 0, pi / 2], labels=["−π/2", "0", "π/2"])
-    axes.set_yticks([-1, 0, 1], labels=["−1", "0", "1"])
-    axes.grid(visible=False)
-    axes.spines[:].set(visible=True, linewidth=0.5)
