@@ -125,7 +125,7 @@ def as_in_the_paper() -> dict[str, TrainingCurves]:
 
 
 def test_claims_hold_where_the_curves_are_the_papers():
-    found = learning.cifar_claims(list(as_in_the_paper().values()))
+    found = list(learning.cifar_claims(list(as_in_the_paper().values())))
     assert [claim.text for claim in found if not claim.holds] == []
     assert len(found) == 8
 
@@ -155,10 +155,10 @@ def test_claims_about_muprop_follow_the_numbers():
     slow = [run(name, [2.3, 2.25, 2.2], rate=0.001) for name in ("REINFORCE + running", "MuProp + running")]
     broken = run("MuProp + running", [], rate=0.5, diverged="the loss")
     assert [claim.holds for claim in learning.muprop_claims(slow, psa)] == [True, True, True]
-    assert learning.muprop_claims([*slow, broken], psa)[0].holds
+    assert next(learning.muprop_claims([*slow, broken], psa)).holds
     quick = [run("REINFORCE + running", [1.0], rate=0.2), run("MuProp + running", [GUESSING], rate=0.2)]
     assert [claim.holds for claim in learning.muprop_claims(quick, psa)] == [False, False, False]
-    assert not learning.muprop_claims(slow, broken)[2].holds
+    assert not list(learning.muprop_claims(slow, broken))[2].holds
 
 
 def test_claims_about_the_toy_training_follow_the_numbers():
@@ -185,7 +185,7 @@ def test_claims_about_the_toy_example_follow_the_numbers():
     assert [claim.holds for claim in toy.example_claims(sure, unsure)] == [True, True]
     assert [claim.holds for claim in toy.example_claims(unsure, sure)] == [False, False]
     # The second network's probabilities are the true ones.
-    assert "mean error of the probability 0.000 against" in toy.example_claims(sure, unsure)[1].numbers
+    assert "mean error of the probability 0.000 against" in list(toy.example_claims(sure, unsure))[1].numbers
 
 
 def test_the_papers_times():
@@ -209,13 +209,13 @@ def test_every_experiment_has_its_place_in_the_page_and_its_cost():
     ]
     for experiment in EXPERIMENTS.values():
         assert experiment.words.endswith(".")
-        assert len(experiment.cost.seconds) == len(experiment.cost.cells) == len(SCALES)
+        assert len(experiment.seconds) == len(experiment.cells) == len(SCALES)
 
 
 def test_costs_are_measured_where_it_was_run_and_estimated_elsewhere(tmp_path):
     cifar, rmse = EXPERIMENTS["cifar"], EXPERIMENTS["rmse"]
-    assert costs.cost(cifar, "small", tmp_path, 2.0, workers=2) == costs.Cost(cifar.cost.seconds[1], measured=False)
-    assert costs.cost(rmse, "small", tmp_path, 2.0, workers=2).seconds == 2 * rmse.cost.seconds[1]
+    assert costs.cost(cifar, "small", tmp_path, 2.0, workers=2) == costs.Cost(cifar.seconds[1], measured=False)
+    assert costs.cost(rmse, "small", tmp_path, 2.0, workers=2).seconds == 2 * rmse.seconds[1]
     record = {"scale": "small", "seconds": 12.5, **fg.files.provenance()}
     fg.files.write_json(tmp_path / "cifar.json", record)
     assert costs.cost(cifar, "small", tmp_path, 2.0) == costs.Cost(12.5, measured=True)

@@ -129,16 +129,12 @@ def _in_processes(cells: Sequence[Cell], root: Path, ledger: _Ledger, count: int
     """Cells in ``count`` processes; one that dies is replaced, and its cell failed."""
     waiting = deque(cells)
     workers: dict[Any, _Worker] = {}
-
-    def hire() -> None:
-        worker = _Worker(root)
-        workers[worker.pipe] = worker
-        worker.give(waiting.popleft())
-
     try:
-        for _ in range(count):
-            hire()
-        while workers:
+        while waiting or workers:
+            while waiting and len(workers) < count:
+                worker = _Worker(root)
+                workers[worker.pipe] = worker
+                worker.give(waiting.popleft())
             for pipe in connection.wait(list(workers), LOOK):
                 worker = workers[pipe]
                 message = worker.hear()
@@ -150,8 +146,6 @@ def _in_processes(cells: Sequence[Cell], root: Path, ledger: _Ledger, count: int
                     worker.give(waiting.popleft())
                 else:
                     _end([workers.pop(pipe)])
-                    if waiting:
-                        hire()
             ledger.tell(next((worker.cell.name for worker in workers.values()), ""), 0)
     finally:
         _end(list(workers.values()))

@@ -36,19 +36,11 @@ VARIABLE = "FLIPGRAD_DATA"
 NAMES = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
 # The loss of guessing one of ten classes.
 GUESSING = math.log(10)
-# What figures need of an epoch's record: the method's own objective, and the network's numbers on training and validation
-# images.
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "epoch": ("epoch",),
-    "objective": ("objective",),
-    "train_loss": ("training", "expected_loss"),
-    "train_accuracy": ("training", "accuracy_n"),
-    "loss": ("expected_loss",),
-    "marginal_loss": ("marginal_loss",),
-    "accuracy_1": ("accuracy_1",),
-    "accuracy_n": ("accuracy_n",),
-    "seconds": ("seconds",),
-}
+# The paper's setting, as far as it is the same for all trainings. Nothing else is given: results stay good when a
+# configuration learns more fields.
+FIXED = {"batch_size": 64, "optimizer": "sgd", "momentum": 0.9, "schedule": "constant", "validation": 0.1, "eval_samples": 10}
+# What figures need of an epoch: the method's own objective, and the network's numbers on training and validation images.
+CURVES = ("epoch", "objective", "train_loss", "train_accuracy", "loss", "marginal_loss", "accuracy_1", "accuracy_n", "seconds")
 
 
 @final
@@ -67,43 +59,26 @@ class TrainingPlan:
     held_out: int | None
     watched: int
     epochs: int
-    trials: int
-    trial_epochs: int
-    trial_images: int | None
+    trials: int = 2
+    trial_epochs: int = 1
+    trial_images: int | None = None
     noise: str = "logistic"
     model: str = AUTO
 
     def cell(self, name: str, estimator: str, augment: str, seed: int, images: Path | None, rate: float | str = AUTO) -> Cell:
         """The training with one ``estimator``; with a ``rate`` that is a number there is no search."""
-        # All that the paper's setting is, but nothing else: results stay good when a configuration learns more fields.
-        values = {
-            "data": self.data,
-            "width": self.width,
-            "noise": self.noise,
-            "estimator": estimator,
-            "epochs": self.epochs,
-            "lr": rate,
-            "search_trials": self.trials,
-            "search_epochs": self.trial_epochs,
-            "search_images": self.trial_images,
-            "batch_size": 64,
-            "optimizer": "sgd",
-            "momentum": 0.9,
-            "schedule": "constant",
-            "augment": augment,
-            "validation": 0.1,
-            "eval_samples": 10,
-            "eval_train": self.watched,
-            "seed": seed,
-        }
+        search = {"search_trials": self.trials, "search_epochs": self.trial_epochs, "search_images": self.trial_images}
+        network = {"data": self.data, "width": self.width, "noise": self.noise, "estimator": estimator, "augment": augment}
+        values = {**FIXED, **network, **search, "epochs": self.epochs, "lr": rate, "eval_train": self.watched, "seed": seed}
         if self.model != AUTO:
             values["model"] = self.model
-        search = self.trials * self.trial_epochs if rate == AUTO else 0
+        trials = self.trials * self.trial_epochs if rate == AUTO else 0
         if self.images and self.trial_images:
-            search = math.ceil(search * self.trial_images / self.images)
+            trials = math.ceil(trials * self.trial_images / self.images)
         settings = {"config": values, "images": self.images, "held_out": self.held_out}
         folder = image_folder(self, images)
-        return Cell(name, train_cell, settings, self.epochs + search, {} if folder is None else {IMAGES: str(folder)})
+        inputs = {} if folder is None else {IMAGES: str(folder)}
+        return Cell(name, train_cell, settings, self.epochs + trials, inputs)
 
 
 def image_folder(plan: TrainingPlan, given: Path | None) -> Path | None:
@@ -202,15 +177,12 @@ def _search(config: TrainConfig, data: DataSet, folder: RunFolder, place: Place,
 
 
 def _curves(metrics: Path) -> dict[str, list[float | None]]:
-    records = files.read_json_lines(metrics, missing=AGAIN, broken=AGAIN)
-    return {name: [_number(record, path) for record in records] for name, path in COLUMNS.items()}
-
-
-def _number(record: Any, path: tuple[str, ...]) -> float | None:
-    """A value in few digits: a file to be kept."""
-    for key in path:
-        record = record[key]
-    return float(f"{record:.6g}") if math.isfinite(record) else None
+    """The :data:`CURVES`, in few digits: a file to be kept."""
+    rows = []
+    for record in files.read_json_lines(metrics, missing=AGAIN, broken=AGAIN):
+        trained = {"train_loss": record["training"]["expected_loss"], "train_accuracy": record["training"]["accuracy_n"]}
+        rows.append({**record, **trained, "loss": record["expected_loss"]})
+    return {key: [float(f"{row[key]:.6g}") if math.isfinite(row[key]) else None for row in rows] for key in CURVES}
 
 
 @final

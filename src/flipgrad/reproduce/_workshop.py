@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -207,22 +207,6 @@ class Workshop:
 
 @final
 @dataclass(frozen=True)
-class CoreTime:
-    """The processor time of an experiment.
-
-    Attributes:
-        seconds: by scale, on one core of the machine of :data:`flipgrad.reproduce.costs.PROBE`, the training of networks that
-            several figures share included. At the paper's scale, and in part for muprop and beyond at the small one, it is
-            computed from the times of single updates and draws.
-        cells: by scale, how many cores can work at it.
-    """
-
-    seconds: tuple[float, float, float]
-    cells: tuple[int, int, int] = (1, 1, 1)
-
-
-@final
-@dataclass(frozen=True)
 class Claim:
     """A statement of the paper, whether it holds here, and the numbers that say so."""
 
@@ -249,33 +233,40 @@ class Sheet:
 
 
 class Experiment(ABC):
-    """One figure.
+    """One figure. The docstring of a subclass says what the paper shows there, and what it says of it.
 
     Attributes:
         name: on the command line, and of its files.
         title: of its text.
         place: the figure or table of the paper.
-        words: what the paper shows there, and what it says of it.
         figures: names and captions of its figures beside the one that is called as the experiment.
-        cost: its processor time.
+        seconds: by scale, its processor time on one core of the machine of :data:`flipgrad.reproduce.costs.PROBE`, the
+            training of networks that several figures share included. At the paper's scale, and in part for muprop and beyond at
+            the small one, it is computed from the times of single updates and draws.
+        cells: by scale, how many cores can work at it.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     place: ClassVar[str]
-    words: ClassVar[str]
     figures: ClassVar[Mapping[str, str]] = {}
-    cost: ClassVar[CoreTime]
+    seconds: ClassVar[tuple[float, float, float]]
+    cells: ClassVar[tuple[int, int, int]] = (1, 1, 1)
+
+    @property
+    def words(self) -> str:
+        """What the paper shows there, for the page: the docstring."""
+        return " ".join((type(self).__doc__ or "").split())
 
     @abstractmethod
-    def run(self, shop: Workshop) -> Sequence[Claim | Sheet]:
-        """Measure what is missing, draw, and return what the numbers say: the claims, then tables if there are some."""
+    def run(self, shop: Workshop) -> Iterable[Claim | Sheet]:
+        """Measure what is missing, draw, and give what the numbers say: claims, and tables if there are some."""
 
     @final
     def reproduce(self, shop: Workshop) -> str:
         """Run, and write ``NAME.json`` and ``NAME.md`` beside the figure; returns the text."""
         with shop.timed(self.name):
-            found = self.run(shop)
+            found = list(self.run(shop))
         claims = [part for part in found if isinstance(part, Claim)]
         sheets = [part for part in found if isinstance(part, Sheet)]
         text = "\n\n".join([f"# {self.title}", "\n".join(map(str, claims)), *map(str, sheets)]) + "\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, final
 from flipgrad import estimators, plots
 from flipgrad.gradeval.evaluate import FEWEST
 from flipgrad.reproduce._cells import read_result
-from flipgrad.reproduce._workshop import Claim, CoreTime, Experiment, ToyNet, Workshop
+from flipgrad.reproduce._workshop import Claim, Experiment, ToyNet, Workshop
 
 WIDTHS = (5, 5, 5)
 LAYERS = ("layer 1", "layer 2", "layer 3")
@@ -80,74 +80,72 @@ def cosine_by_epoch(shop: Workshop, name: str, methods: Sequence[str], samples: 
 
 @final
 class Rmse(Experiment):
-    """RMSE against the number of samples in every layer, after one epoch."""
+    """The error of the estimated gradient in each of three layers of a 5-5-5 network, relative to the gradient's length,
+    against the number of draws that are averaged, after one epoch of training. Unbiased estimators improve with every draw;
+    biased ones up to a point, but they start much lower, the more so the further a layer is from the loss. One draw of PSA is
+    not worse than 1,000 of ARM; PSA is always more accurate than ST, and unbiased in the last layer.
+    """
 
     name = "rmse"
     title = "Figure 2: relative RMSE of the gradient in layers 1 to 3 of a 5-5-5 network, after 1 epoch"
     place = "Figure 2"
-    words = (
-        "The error of the estimated gradient in each of three layers of a 5-5-5 network, relative to the gradient's "
-        "length, against the number of draws that are averaged, after one epoch of training. Unbiased estimators "
-        "improve with every draw; biased ones up to a point, but they start much lower, the more so the further a "
-        "layer is from the loss. One draw of PSA is not worse than 1,000 of ARM; PSA is always more accurate than ST, "
-        "and unbiased in the last layer."
-    )
-    cost = CoreTime((3, 215, 320))
+    seconds = (3, 215, 320)
 
-    def run(self, shop: Workshop) -> list[Claim]:
+    def run(self, shop: Workshop) -> Iterator[Claim]:
         return rmse_claims(rmse_by_layer(shop, self.name, TEN, shop.scale.samples))
 
 
-def rmse_claims(table: Accuracies) -> list[Claim]:
+def rmse_claims(table: Accuracies) -> Iterator[Claim]:
     """PSA against ARM with many draws, its bias in the last layer, and PSA against ST for every number of draws."""
     many = min(1000, table.layer("ARM", "layer 1")["samples"][-1])
     one, arm = table.rmse("PSA", "layer 1"), table.rmse("ARM", "layer 1", many)
+    yield Claim(
+        f"PSA with 1 draw is not worse than ARM with {many:,} in layer 1 (the paper: 1,000)",
+        one <= arm,
+        f"relative RMSE {one:.3f} against {arm:.3f}",
+    )
     psa, st = (table.layer(name, LAYERS[-1]) for name in ("PSA", "ST"))
-    ratios = {
-        layer: [psa / st for psa, st in zip(table.layer("PSA", layer)["rmse"], table.layer("ST", layer)["rmse"], strict=True)]
-        for layer in LAYERS
-    }
-    return [
-        Claim(
-            f"PSA with 1 draw is not worse than ARM with {many:,} in layer 1 (the paper: 1,000)",
-            one <= arm,
-            f"relative RMSE {one:.3f} against {arm:.3f}",
-        ),
-        Claim(
-            "PSA is unbiased in the last hidden layer (the 95 % interval of its bias contains 0)",
-            psa["bias_low"] == 0,
-            f"relative bias {psa['bias']:.3f} [{psa['bias_low']:.3f}, {psa['bias_high']:.3f}]; of ST {st['bias']:.3f}",
-        ),
-        Claim(
-            "PSA is always more accurate than ST",
-            all(ratio < 1 for layer in ratios.values() for ratio in layer),
-            "RMSE of PSA over that of ST with 1 draw and with the most: "
-            + "; ".join(f"{layer} {_listed((values[0], values[-1]))}" for layer, values in ratios.items()),
-        ),
-    ]
+    yield Claim(
+        "PSA is unbiased in the last hidden layer (the 95 % interval of its bias contains 0)",
+        psa["bias_low"] == 0,
+        f"relative bias {psa['bias']:.3f} [{psa['bias_low']:.3f}, {psa['bias_high']:.3f}]; of ST {st['bias']:.3f}",
+    )
+    ratios = {}
+    for layer in LAYERS:
+        both = zip(table.layer("PSA", layer)["rmse"], table.layer("ST", layer)["rmse"], strict=True)
+        ratios[layer] = [ours / theirs for ours, theirs in both]
+    yield Claim(
+        "PSA is always more accurate than ST",
+        all(ratio < 1 for layer in ratios.values() for ratio in layer),
+        "RMSE of PSA over that of ST with 1 draw and with the most: "
+        + "; ".join(f"{layer} {_listed((values[0], values[-1]))}" for layer, values in ratios.items()),
+    )
 
 
 @final
 class Cosine(Experiment):
-    """Cosine in layer 1 along the training."""
+    """The cosine between estimated and true gradient in layer 1 after 1, 100 and 2,000 epochs, with the interval that holds 70
+    % of the trials. With few draws some estimators have good chances of a direction that does not descend, some biased ones
+    even with many. PSA is the best with few draws.
+    """
 
     name = "cosine"
     title = "Figure 3: cosine similarity of the estimated and the true gradient in layer 1 of a 5-5-5 network"
     place = "Figure 3"
-    words = (
-        "The cosine between estimated and true gradient in layer 1 after 1, 100 and 2,000 epochs, with the interval "
-        "that holds 70 % of the trials. With few draws some estimators have good chances of a direction that does not "
-        "descend, some biased ones even with many. PSA is the best with few draws."
-    )
-    cost = CoreTime((4, 230, 470))
+    seconds = (4, 230, 470)
 
-    def run(self, shop: Workshop) -> list[Claim]:
+    def run(self, shop: Workshop) -> Iterator[Claim]:
         return cosine_claims(cosine_by_epoch(shop, self.name, TEN, shop.scale.samples))
 
 
-def cosine_claims(tables: Mapping[int, Accuracies]) -> list[Claim]:
+def cosine_claims(tables: Mapping[int, Accuracies]) -> Iterator[Claim]:
     """Whether PSA's interval of cosines stays positive, and who points uphill, with one draw and with many."""
     lows = {epoch: table.layer("PSA", "layer 1")["cosine_low"][0] for epoch, table in tables.items()}
+    yield Claim(
+        "PSA with 1 draw gives descent directions in layer 1 (70 % of the trials have a positive cosine)",
+        all(low > 0 for low in lows.values()),
+        "lower end of the interval: " + ", ".join(f"{low:.2f} after {epoch:,}" for epoch, low in lows.items()),
+    )
     parts = []
     for epoch, table in tables.items():
         rows = {name: table.layer(name, "layer 1") for name in table.estimators}
@@ -157,115 +155,96 @@ def cosine_claims(tables: Mapping[int, Accuracies]) -> list[Claim]:
             f"after {epoch:,}: {', '.join(often) or 'none'} with 1 draw"
             + (f"; even with many on average {', '.join(always)}" if always else "")
         )
-    return [
-        Claim(
-            "PSA with 1 draw gives descent directions in layer 1 (70 % of the trials have a positive cosine)",
-            all(low > 0 for low in lows.values()),
-            "lower end of the interval: " + ", ".join(f"{low:.2f} after {epoch:,}" for epoch, low in lows.items()),
-        ),
-        Claim(
-            "some estimators have good chances of a negative cosine in layer 1",
-            any(not part.endswith("none with 1 draw") for part in parts),
-            ". ".join(parts),
-        ),
-    ]
+    yield Claim(
+        "some estimators have good chances of a negative cosine in layer 1",
+        any(not part.endswith("none with 1 draw") for part in parts),
+        ". ".join(parts),
+    )
 
 
 @final
 class RmseUnbiased(Experiment):
-    """RMSE in every layer, after one epoch, of more unbiased estimators."""
+    """The setting of figure 2 with more unbiased estimators: REINFORCE with the true expected loss as its baseline, and MuProp.
+    MuProp's linear baseline does not help in the layers far from the loss.
+    """
 
     name = "rmse-unbiased"
     title = "Appendix: relative RMSE of unbiased estimators in layers 1 to 3 of a 5-5-5 network, after 1 epoch"
     place = "Figure C.3"
-    words = (
-        "The setting of figure 2 with more unbiased estimators: REINFORCE with the true expected loss as its "
-        "baseline, and MuProp. MuProp's linear baseline does not help in the layers far from the loss."
-    )
-    cost = CoreTime((2, 220, 300))
+    seconds = (2, 220, 300)
 
-    def run(self, shop: Workshop) -> list[Claim]:
+    def run(self, shop: Workshop) -> Iterator[Claim]:
         found = rmse_by_layer(shop, self.name, UNBIASED, shop.scale.samples // SHARE)
         constant = [found.ratio("REINFORCE + mean", "REINFORCE", layer) for layer in LAYERS]
+        yield Claim(
+            "the true expected loss as the baseline lowers the variance of REINFORCE in every layer",
+            all(ratio < 1 for ratio in constant),
+            f"RMSE with it over RMSE without: {_listed(constant)}",
+        )
         linear = [found.ratio("MuProp + mean", "REINFORCE + mean", layer) for layer in LAYERS]
-        return [
-            Claim(
-                "the true expected loss as the baseline lowers the variance of REINFORCE in every layer",
-                all(ratio < 1 for ratio in constant),
-                f"RMSE with it over RMSE without: {_listed(constant)}",
-            ),
-            Claim(
-                "MuProp's linear baseline does not help in the layers far from the loss (less than 10 % in layer 1)",
-                linear[0] > 0.9,
-                f"RMSE of MuProp over that of REINFORCE, both with the true mean, in layers 1 to 3: {_listed(linear)}",
-            ),
-        ]
+        yield Claim(
+            "MuProp's linear baseline does not help in the layers far from the loss (less than 10 % in layer 1)",
+            linear[0] > 0.9,
+            f"RMSE of MuProp over that of REINFORCE, both with the true mean, in layers 1 to 3: {_listed(linear)}",
+        )
 
 
 @final
 class CosineUnbiased(Experiment):
-    """Cosine in layer 1 along the training, of more unbiased estimators."""
+    """The setting of figure 3 with the same estimators. MuProp's linear baseline degrades by the end of the training."""
 
     name = "cosine-unbiased"
     title = "Appendix: cosine similarity in layer 1 of unbiased estimators along the training of a 5-5-5 network"
     place = "Figure C.4"
-    words = "The setting of figure 3 with the same estimators. MuProp's linear baseline degrades by the end of the training."
-    cost = CoreTime((3, 225, 380))
+    seconds = (3, 225, 380)
 
-    def run(self, shop: Workshop) -> list[Claim]:
+    def run(self, shop: Workshop) -> Iterator[Claim]:
         found = cosine_by_epoch(shop, self.name, UNBIASED, shop.scale.samples // SHARE)
         gains = {epoch: table.ratio("MuProp + mean", "REINFORCE + mean", "layer 1") for epoch, table in found.items()}
         first, *_, last = gains.values()
-        return [
-            Claim(
-                "MuProp's linear baseline degrades in the course of training",
-                last > first,
-                "RMSE of MuProp over that of REINFORCE, both with the true mean, in layer 1: "
-                + ", ".join(f"{gain:.2f} after {epoch:,}" for epoch, gain in gains.items()),
-            )
-        ]
+        yield Claim(
+            "MuProp's linear baseline degrades in the course of training",
+            last > first,
+            "RMSE of MuProp over that of REINFORCE, both with the true mean, in layer 1: "
+            + ", ".join(f"{gain:.2f} after {epoch:,}" for epoch, gain in gains.items()),
+        )
 
 
 @final
 class Width(Experiment):
-    """Three layers of 3, 5 and 10 units."""
+    """Errors in layer 1 for networks 3-3-3, 5-5-5 and 10-10-10. The bias of PSA and ST is more prominent in small networks."""
 
     name = "width"
     title = "Appendix: relative RMSE in layer 1 against the width of the network, after 1 epoch"
     place = "Figure C.5"
-    words = (
-        "Errors in layer 1 for networks 3-3-3, 5-5-5 and 10-10-10. The bias of PSA and ST is more prominent in small networks."
-    )
-    cost = CoreTime((9, 32, 320))
+    seconds = (9, 32, 320)
 
-    def run(self, shop: Workshop) -> list[Claim]:
+    def run(self, shop: Workshop) -> Iterator[Claim]:
         tables = _by_size(self, shop, {f"{n}-{n}-{n}": (n,) * 3 for n in (3, 5, 10)})
+        yield from (advantage_grows(tables, ours, "width") for ours in ("PSA", "ST"))
         biases = {
             name: [fmean(table.layer(ours, "layer 1")["bias"] for table in several) for ours in ("PSA", "ST")]
             for name, several in tables.items()
         }
         first, *_, last = biases.values()
-        shrinks = Claim(
+        yield Claim(
             "the bias of PSA and of ST is more prominent in small networks",
             all(small > large for small, large in zip(first, last, strict=True)),
             "mean relative bias of PSA, ST: "
             + "; ".join(f"{psa:.3f}, {st:.3f} for {name}" for name, (psa, st) in biases.items()),
         )
-        return [*(advantage_grows(tables, ours, "width") for ours in ("PSA", "ST")), shrinks]
 
 
 @final
 class Depth(Experiment):
-    """Two, five and seven layers of 5 units."""
+    """Errors in layer 1 for 2, 5 and 7 layers of 5 units. The variance of unbiased estimators grows much faster with the
+    depth.
+    """
 
     name = "depth"
     title = "Appendix: relative RMSE in layer 1 against the depth of the network, after 1 epoch"
     place = "Figure C.6"
-    words = (
-        "Errors in layer 1 for 2, 5 and 7 layers of 5 units. The variance of unbiased estimators grows much faster "
-        "with the depth."
-    )
-    cost = CoreTime((11, 43, 430))
+    seconds = (11, 43, 430)
 
     def run(self, shop: Workshop) -> list[Claim]:
         tables = _by_size(self, shop, {f"{n} layers": (5,) * n for n in (2, 5, 7)})
@@ -299,43 +278,37 @@ def advantage_grows(tables: Mapping[str, Sequence[Accuracies]], ours: str, what:
 
 @final
 class Estimators(Experiment):
-    """Bias and standard deviation of all estimators in every layer, in the middle of the training."""
+    """Bias and spread of every estimator of this library, the newer ones included, with one draw."""
 
     name = "estimators"
     title = "All estimators: relative bias and standard deviation of one draw, 5-5-5 network, in the middle of its training"
     place = "Not in the paper"
-    words = "Bias and spread of every estimator of this library, the newer ones included, with one draw."
-    cost = CoreTime((4, 235, 400))
+    seconds = (4, 235, 400)
 
-    def run(self, shop: Workshop) -> list[Claim]:
+    def run(self, shop: Workshop) -> Iterator[Claim]:
         epochs = shop.scale.epochs
         path = shop.measure(ToyNet(WIDTHS, epochs[1], epochs), EVERY, shop.scale.samples)
         plots.bias_and_spread([plots.Panel(path, layer, layer) for layer in LAYERS], shop.folder / self.name)
         table = Accuracies.read(path)
         unbiased = [(name, layer) for name, entry in table.estimators.items() if entry["unbiased"] for layer in LAYERS]
         wrong = [f"{name} ({layer})" for name, layer in unbiased if table.layer(name, layer)["bias_low"] > 0]
+        right = f"{len(unbiased) - len(wrong)} of {len(unbiased)} intervals contain 0"
+        yield Claim(
+            "estimators that are unbiased show no bias (95 % intervals contain 0, but for one in twenty of them by chance)",
+            len(wrong) <= 0.15 * len(unbiased),
+            f"{right}, not {', '.join(wrong)}" if wrong else right,
+        )
         ratios = [table.layer("DisARM", layer)["std"] / table.layer("ARM", layer)["std"] for layer in LAYERS]
-        return [
-            Claim(
-                "estimators that are unbiased show no bias (95 % intervals contain 0, but for one in twenty of them by chance)",
-                len(wrong) <= 0.15 * len(unbiased),
-                f"{len(unbiased) - len(wrong)} of {len(unbiased)} intervals contain 0"
-                + (f", not {', '.join(wrong)}" if wrong else ""),
-            ),
-            Claim(
-                "DisARM varies less than ARM",
-                all(ratio < 1 for ratio in ratios),
-                f"standard deviation of DisARM over that of ARM in layers 1 to 3: {_listed(ratios)}",
-            ),
-            *(_ranking(table, layer) for layer in LAYERS),
-        ]
-
-
-def _ranking(table: Accuracies, layer: str) -> Claim:
-    """The most accurate estimators with one draw."""
-    order = sorted(table.estimators, key=lambda name: table.rmse(name, layer))
-    return Claim(
-        f"PSA is the most accurate with 1 draw in {layer}",
-        order[0] == "PSA",
-        "relative RMSE: " + ", ".join(f"{name} {table.rmse(name, layer):.2f}" for name in order[:6]),
-    )
+        yield Claim(
+            "DisARM varies less than ARM",
+            all(ratio < 1 for ratio in ratios),
+            f"standard deviation of DisARM over that of ARM in layers 1 to 3: {_listed(ratios)}",
+        )
+        for layer in LAYERS:
+            errors = {name: table.rmse(name, layer) for name in table.estimators}
+            order = sorted(errors, key=errors.__getitem__)
+            yield Claim(
+                f"PSA is the most accurate with 1 draw in {layer}",
+                order[0] == "PSA",
+                "relative RMSE: " + ", ".join(f"{name} {errors[name]:.2f}" for name in order[:6]),
+            )

@@ -49,5 +49,5 @@ def cost(experiment: Experiment, scale: str, folder: Path, speed: float, workers
     except (ValueError, TypeError, KeyError):
         pass
     number = list(SCALES).index(scale)
-    seconds, cells = experiment.cost.seconds[number], experiment.cost.cells[number]
-    return Cost(speed * (seconds / min(workers or cores(), cells)), measured=False)
+    seconds = experiment.seconds[number] / min(workers or cores(), experiment.cells[number])
+    return Cost(speed * seconds, measured=False)

@@ -11,7 +11,7 @@ from typing import ClassVar, final
 
 from flipgrad import plots
 from flipgrad.reproduce import toy
-from flipgrad.reproduce._workshop import Claim, CoreTime, Experiment, Sheet, Workshop
+from flipgrad.reproduce._workshop import Claim, Experiment, Sheet, Workshop
 from flipgrad.reproduce.beyond.networks import measure_costs, measure_small, measure_wide
 from flipgrad.reproduce.beyond.results import all_claims, all_sheets
 from flipgrad.reproduce.beyond.trainings import LASTING, LENGTH, SETTINGS, long_trainings, train
@@ -22,24 +22,23 @@ DRAWN = 5
 
 @final
 class Beyond(Experiment):
-    """Every option: its accuracy layer by layer, its cost, and how it trains."""
+    """PSA averages over paths from a unit to the loss, but the gradient of a weight still multiplies by the sampled state of
+    its input, and the head's by that of the last layer. These can be averaged, too: given all other units (rao-blackwell),
+    given the next layer (posterior), or given the layer before (mean). Errors, biases and errors at equal cost of every option
+    in every layer, against the exact gradient in small networks and against very many draws of PSA in wide ones; what a
+    gradient costs; and trainings over a grid of learning rates.
+    """
 
     name = "beyond"
     title = "Beyond the paper: averaged inputs and heads"
     place = "Beyond the paper"
-    words = (
-        "PSA averages over paths from a unit to the loss, but the gradient of a weight still multiplies by the sampled "
-        "state of its input, and the head's by that of the last layer. These can be averaged, too: given all other "
-        "units (rao-blackwell), given the next layer (posterior), or given the layer before (mean). Errors, biases and "
-        "errors at equal cost of every option in every layer, against the exact gradient in small networks and against "
-        "very many draws of PSA in wide ones; what a gradient costs; and trainings over a grid of learning rates."
-    )
     figures: ClassVar = {
         "beyond-wide": "The same in wide networks, relative to PSA's own expectation.",
         "beyond-training": "Training losses over learning rates, and at the best rate over time.",
         "beyond-toy": "Long trainings on the toy problem at the paper's rate: exact losses.",
     }
-    cost = CoreTime((15, 3500, 1e5), cells=(2, 2, 8))
+    seconds = (15, 3500, 1e5)
+    cells = (2, 2, 8)
 
     def run(self, shop: Workshop) -> list[Claim | Sheet]:
         settings = SETTINGS[shop.scale_name]

@@ -107,16 +107,6 @@ class Net:
     draws: Mapping[str, Mapping[str, list[float]]]
     cost: Mapping[str, float]
 
-    @property
-    def parts(self) -> list[str]:
-        """The layers and the head, without the whole."""
-        return [layer for layer in self.layers if layer != WHOLE]
-
-    @property
-    def averaged(self) -> list[str]:
-        """The layers whose inputs are sampled states, and the head."""
-        return [layer for layer in self.parts if layer not in REAL]
-
     def value(self, option: str, key: str, layer: str) -> float:
         """One number."""
         found = self.options[option] if option in self.options else self.draws[option]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
 
 from flipgrad.reproduce._workshop import Claim, Sheet
-from flipgrad.reproduce.beyond.options import PAPER, RECOMMENDED, WAYS, WHOLE, Net
+from flipgrad.reproduce.beyond.options import PAPER, REAL, RECOMMENDED, WAYS, WHOLE, Net
 from flipgrad.reproduce.beyond.trainings import Grid
 
 RAO_BLACKWELL, MEAN = "PSA rao-blackwell", "PSA mean"
@@ -16,44 +16,35 @@ NEAR, WORTH = 0.1, 3.0
 # Exceptions that are told.
 TOLD = 4
 
-Where = tuple[Net, str]
 
-
-def all_claims(nets: Sequence[Net], grids: Sequence[Grid]) -> list[Claim]:
+def all_claims(nets: Sequence[Net], grids: Sequence[Grid]) -> Iterator[Claim]:
     """Everything, in the order of the text."""
     small, wide = [net for net in nets if not net.wide], [net for net in nets if net.wide]
-    found = []
     for kind, several in (("small networks, exactly measured", small), ("wide networks", wide)):
-        found += [_less_error(several, option, kind) for option in (RECOMMENDED, RAO_BLACKWELL, MEAN)]
-        found.append(
-            _everywhere(
-                f"{RAO_BLACKWELL} has PSA's expectation ({kind}; the 95 % intervals of their biases meet, told is the gap "
-                "between them)",
-                _averaged(several),
-                _gap,
-                lambda gap: gap <= 0,
-            )
+        yield from (_less_error(several, option, kind) for option in (RECOMMENDED, RAO_BLACKWELL, MEAN))
+        yield _everywhere(
+            f"{RAO_BLACKWELL} has PSA's expectation ({kind}; the 95 % intervals of their biases meet, told is the gap between "
+            "them)",
+            _places(several, *REAL),
+            _gap,
+            lambda gap: gap <= 0,
         )
-    found += [*_variance_bias_and_direction(small, nets, wide), *_equal_cost(nets, RECOMMENDED), *_equal_cost(nets, MEAN)]
-    found += _several_draws(wide)
-    return [*found, *(claim for grid in grids for claim in _training_claims(grid))]
+    yield from _variance_bias_and_direction(nets, small, wide)
+    for option in (RECOMMENDED, MEAN):
+        yield from _equal_cost(nets, option)
+    yield from _several_draws(wide)
+    for grid in grids:
+        yield from _training_claims(grid)
 
 
-def _parts(nets: Iterable[Net]) -> list[Where]:
-    return [(net, layer) for net in nets for layer in net.parts]
-
-
-def _averaged(nets: Iterable[Net]) -> list[Where]:
-    return [(net, layer) for net in nets for layer in net.averaged]
-
-
-def _hidden(places: Iterable[Where]) -> list[Where]:
-    return [(net, layer) for net, layer in places if layer != "head"]
+def _places(nets: Sequence[Net], *without: str) -> list[tuple[Net, str]]:
+    """The layers and the head of all networks, without some; without :data:`REAL` those whose inputs are sampled states."""
+    return [(net, layer) for net in nets for layer in net.layers if layer not in (WHOLE, *without)]
 
 
 def _everywhere(
     text: str,
-    places: Sequence[Where],
+    places: Sequence[tuple[Net, str]],
     value: Callable[[Net, str], float],
     good: Callable[[float], bool],
     *,
@@ -74,7 +65,7 @@ def _less_error(nets: Sequence[Net], option: str, kind: str) -> Claim:
     found = _everywhere(
         f"{option} has a lower error than PSA with one draw in every layer with binary inputs, and in the head ({kind}; RMSE "
         "over that of PSA)",
-        _averaged(nets),
+        _places(nets, *REAL),
         lambda net, layer: net.ratio(option, "rmse", layer),
         lambda ratio: ratio < 1,
     )
@@ -90,112 +81,109 @@ def _gap(net: Net, layer: str) -> float:
     return max(0.0, own_low - high, low - own_high)
 
 
-def _variance_bias_and_direction(small: Sequence[Net], nets: Sequence[Net], wide: Sequence[Net]) -> list[Claim]:
+def _variance_bias_and_direction(nets: Sequence[Net], small: Sequence[Net], wide: Sequence[Net]) -> Iterator[Claim]:
+    yield _everywhere(
+        f"one draw of {RAO_BLACKWELL} is worth {WORTH:.0f} of PSA (small networks; PSA's variance over its variance)",
+        _places(small, *REAL),
+        lambda net, layer: net.ratio(RAO_BLACKWELL, "std", layer) ** -2,
+        lambda ratio: ratio >= WORTH,
+        high_is_good=True,
+    )
+    yield _everywhere(
+        f"{RECOMMENDED} is less biased than ST in every hidden layer (small networks; its bias minus ST's)",
+        _places(small, "head"),
+        lambda net, layer: net.value(RECOMMENDED, "bias", layer) - net.value("ST", "bias", layer),
+        lambda difference: difference < 0,
+    )
     others = (PAPER, RECOMMENDED, RAO_BLACKWELL)
-    return [
-        _everywhere(
-            f"one draw of {RAO_BLACKWELL} is worth {WORTH:.0f} of PSA (small networks; PSA's variance over its variance)",
-            _averaged(small),
-            lambda net, layer: net.ratio(RAO_BLACKWELL, "std", layer) ** -2,
-            lambda ratio: ratio >= WORTH,
-            high_is_good=True,
-        ),
-        _everywhere(
-            f"{RECOMMENDED} is less biased than ST in every hidden layer (small networks; its bias minus ST's)",
-            _hidden(_parts(small)),
-            lambda net, layer: net.value(RECOMMENDED, "bias", layer) - net.value("ST", "bias", layer),
-            lambda difference: difference < 0,
-        ),
-        _everywhere(
-            f"{MEAN} has the least variance of PSA's options in every hidden layer with binary inputs (its standard deviation "
-            "over the least of the others')",
-            _hidden(_averaged(nets)),
-            lambda net, layer: net.value(MEAN, "std", layer) / min(net.value(other, "std", layer) for other in others),
-            lambda ratio: ratio <= 1,
-        ),
-        _everywhere(
-            f"{RECOMMENDED} points in a better direction than PSA in every layer with binary inputs, and in the head (mean "
-            "cosine with one draw, minus PSA's)",
-            _averaged(nets),
-            lambda net, layer: net.value(RECOMMENDED, "cosine", layer) - net.value(PAPER, "cosine", layer),
-            lambda gain: gain > 0,
-            high_is_good=True,
-        ),
-        _everywhere(
-            f"{RECOMMENDED} has nearly PSA's expectation in wide networks (their distance is below {NEAR:.0%} of the "
-            "gradient's length)",
-            _averaged(wide),
-            lambda net, layer: net.value(RECOMMENDED, "bias", layer),
-            lambda distance: distance < NEAR,
-        ),
-    ]
+    yield _everywhere(
+        f"{MEAN} has the least variance of PSA's options in every hidden layer with binary inputs (its standard deviation over "
+        "the least of the others')",
+        _places(nets, *REAL, "head"),
+        lambda net, layer: net.value(MEAN, "std", layer) / min(net.value(other, "std", layer) for other in others),
+        lambda ratio: ratio <= 1,
+    )
+    yield _everywhere(
+        f"{RECOMMENDED} points in a better direction than PSA in every layer with binary inputs, and in the head (mean cosine "
+        "with one draw, minus PSA's)",
+        _places(nets, *REAL),
+        lambda net, layer: net.value(RECOMMENDED, "cosine", layer) - net.value(PAPER, "cosine", layer),
+        lambda gain: gain > 0,
+        high_is_good=True,
+    )
+    yield _everywhere(
+        f"{RECOMMENDED} has nearly PSA's expectation in wide networks (their distance is below {NEAR:.0%} of the gradient's "
+        "length)",
+        _places(wide, *REAL),
+        lambda net, layer: net.value(RECOMMENDED, "bias", layer),
+        lambda distance: distance < NEAR,
+    )
 
 
-def _equal_cost(nets: Sequence[Net], option: str) -> list[Claim]:
+def _equal_cost(nets: Sequence[Net], option: str) -> Iterator[Claim]:
     """RMSE times the root of the cost: in all layers, in those that an option changes, and in the whole gradient."""
-    places = {
-        "in every layer of every network": _parts(nets),
-        "in every layer with binary inputs, and in the head, of every network": _averaged(nets),
-        "in the whole gradient of every network": [(net, WHOLE) for net in nets],
-    }
-    return [
-        _everywhere(
+    for where, places in (
+        ("in every layer of every network", _places(nets)),
+        ("in every layer with binary inputs, and in the head, of every network", _places(nets, *REAL)),
+        ("in the whole gradient of every network", [(net, WHOLE) for net in nets]),
+    ):
+        yield _everywhere(
             f"at equal cost {option} is more accurate than PSA {where} (RMSE × √time over PSA's)",
-            several,
+            places,
             lambda net, layer: net.equal_cost(option, layer),
             lambda ratio: ratio < 1,
         )
-        for where, several in places.items()
-    ]
 
 
-def _several_draws(nets: Sequence[Net]) -> list[Claim]:
+def _several_draws(nets: Sequence[Net]) -> Iterator[Claim]:
     """Antithetic draws against independent ones, and several draws of the last layer against one, at equal cost."""
-    compared = {
+
+    def below(text: str, one: str, other: str) -> Claim:
+        return _everywhere(
+            text,
+            _places(nets),
+            lambda net, layer: net.std_at_cost(one, layer) / net.std_at_cost(other, layer),
+            lambda ratio: ratio < 1,
+        )
+
+    yield below(
         f"two antithetic draws of {RECOMMENDED}, Z and −Z in every layer, are better than two independent ones (wide networks; "
-        "standard deviation × √time over that of the others)": (f"{RECOMMENDED}, Z and −Z", f"{RECOMMENDED}, 2 draws"),
+        "standard deviation × √time over that of the others)",
+        f"{RECOMMENDED}, Z and −Z",
+        f"{RECOMMENDED}, 2 draws",
+    )
+    yield below(
         f"four draws of the last layer's states, the other layers' drawn once, are worth their time (wide networks, {MEAN}; "
-        "standard deviation × √time over that of one draw)": (f"{MEAN}, 4 of the last layer", MEAN),
-    }
-
-    def over(one: str, other: str) -> Callable[[Net, str], float]:
-        return lambda net, layer: net.std_at_cost(one, layer) / net.std_at_cost(other, layer)
-
-    return [_everywhere(text, _parts(nets), over(*pair), lambda ratio: ratio < 1) for text, pair in compared.items()]
+        "standard deviation × √time over that of one draw)",
+        f"{MEAN}, 4 of the last layer",
+        MEAN,
+    )
 
 
-def _training_claims(grid: Grid) -> list[Claim]:
+def _training_claims(grid: Grid) -> Iterator[Claim]:
     """The largest rates at which trainings are stable, and the lowest losses after the same epochs and the same time."""
     ours, *theirs = (grid.largest_stable(method) for method in (RECOMMENDED, PAPER, "ST"))
     stable = ", ".join(f"{method} {grid.largest_stable(method):g}" for method in grid.methods)
-    found = [
-        Claim(
-            f"{RECOMMENDED} bears rates as large as PSA and ST do, or larger: {grid.title} (largest of the grid whose "
-            "training comes to its end with a loss below that of guessing; 0: none)",
-            ours > 0 and ours >= max(theirs),
-            f"of {', '.join(f'{rate:g}' for rate in grid.rates)}: {stable}",
+    yield Claim(
+        f"{RECOMMENDED} bears rates as large as PSA and ST do, or larger: {grid.title} (largest of the grid whose training "
+        "comes to its end with a loss below that of guessing; 0: none)",
+        ours > 0 and ours >= max(theirs),
+        f"of {', '.join(f'{rate:g}' for rate in grid.rates)}: {stable}",
+    )
+    epochs = f"lowest over the rates, after {grid.epochs} epochs"
+    time = (
+        f"lowest over the rates, in the time that the cheapest takes for {grid.epochs} epochs, from the measured times of a "
+        "gradient; losses between epochs are on a line"
+    )
+    for loss, same, how in ((grid.best, "epochs", epochs), (grid.equal_time, "time", time)):
+        losses = {method: loss(method) for method in grid.methods}
+        own = losses[RECOMMENDED]
+        yield Claim(
+            f"{RECOMMENDED} comes to a lower training loss than PSA and ST in the same {same}: {grid.title} ({how})",
+            # The others may have none.
+            isfinite(own) and all(not losses[other] <= own for other in (PAPER, "ST")),
+            ", ".join(f"{method} {value:.3f}" for method, value in losses.items()),
         )
-    ]
-    for loss, same, how in (
-        (grid.best, "epochs", f"after {grid.epochs} epochs"),
-        (
-            grid.equal_time,
-            "time",
-            f"in the time that the cheapest takes for {grid.epochs} epochs, from the measured times of a gradient; losses "
-            "between epochs are on a line",
-        ),
-    ):
-        own = loss(RECOMMENDED)
-        found.append(
-            Claim(
-                f"{RECOMMENDED} comes to a lower training loss than PSA and ST in the same {same}: {grid.title} (lowest over "
-                f"the rates, {how})",
-                # The others may have none.
-                isfinite(own) and all(not loss(other) <= own for other in (PAPER, "ST")),
-                ", ".join(f"{method} {loss(method):.3f}" for method in grid.methods),
-            )
-        )
-    return found
 
 
 def all_sheets(nets: Sequence[Net], grids: Sequence[Grid]) -> list[Sheet]:

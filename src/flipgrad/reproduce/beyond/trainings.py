@@ -51,32 +51,28 @@ def _plan(
 ) -> TrainingPlan:
     """Rates are given, so nothing is searched for; the noise goes with the root of the width, as in ``cifar``."""
     noise = f"logistic:{width**0.5:g}" if model == "cifar" else "logistic"
-    trials: dict[str, Any] = {"trials": 2, "trial_epochs": 1, "trial_images": None}
-    return TrainingPlan(data, width, images, held_out, watched, epochs, **trials, noise=noise, model=model)
+    return TrainingPlan(data, width, images, held_out, watched, epochs, noise=noise, model=model)
 
 
-def _layers(count: int, units: int = 200) -> str:
-    return "-".join([str(units)] * count)
-
-
+FOUR, EIGHT = "-".join(["200"] * 4), "-".join(["200"] * 8)
 CIFAR = "quarter-width CIFAR net"
 GRID, CIFAR_GRID = (0.05, 0.1, 0.2, 0.3), (0.005, 0.015, 0.05)
 SETTINGS = {
     "smoke": (
-        Setting("fc-4", "4 × 20, digits", _plan("digits", 128, 64, 64, 2, _layers(4, 20)), METHODS, (0.1,), "none"),
-        Setting("fc-8", "8 × 20, digits", _plan("digits", 128, 64, 64, 2, _layers(8, 20)), FEWER[:3], (0.1, 0.3), "none"),
+        Setting("fc-4", "4 × 20, digits", _plan("digits", 128, 64, 64, 2, "20-20-20-20"), METHODS, (0.1,), "none"),
+        Setting(
+            "fc-8", "8 × 20, digits", _plan("digits", 128, 64, 64, 2, "20-20-20-20-20-20-20-20"), FEWER[:3], (0.1, 0.3), "none"
+        ),
         Setting("conv", "convolutions, digits", _plan("digits", 128, 64, 64, 1, "digits", 0.25), FEWER, (0.05,), "none", 0.05),
     ),
     "small": (
-        Setting("fc-4", "4 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, _layers(4)), METHODS, GRID, "none", 0.1),
-        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, _layers(8)), METHODS, GRID[:3], "none"),
+        Setting("fc-4", "4 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, FOUR), METHODS, GRID, "none", 0.1),
+        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, EIGHT), METHODS, GRID[:3], "none"),
         Setting("conv", CIFAR, _plan("cifar10", 5000, 500, 1000, 3, "cifar", 0.25), FEWER, CIFAR_GRID, "flip-crop", 0.015),
     ),
     "paper": (
-        Setting(
-            "fc-4", "4 × 200, MNIST", _plan("mnist", None, None, 5000, 20, _layers(4)), METHODS, (0.02, *GRID), "none", 0.1
-        ),
-        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", None, None, 5000, 20, _layers(8)), METHODS, (0.02, *GRID), "none"),
+        Setting("fc-4", "4 × 200, MNIST", _plan("mnist", None, None, 5000, 20, FOUR), METHODS, (0.02, *GRID), "none", 0.1),
+        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", None, None, 5000, 20, EIGHT), METHODS, (0.02, *GRID), "none"),
         Setting(
             "conv", CIFAR, _plan("cifar10", 20_000, 2000, 5000, 18, "cifar", 0.25), METHODS, CIFAR_GRID, "flip-crop", 0.015
         ),
