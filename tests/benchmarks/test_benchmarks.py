@@ -9,8 +9,8 @@ import torch
 
 import flipgrad as fg
 from flipgrad import files, native, plots
-from flipgrad.benchmarks.gradeval import _agrees, _rate
-from flipgrad.benchmarks.memory import memory
+from flipgrad.benchmarks.step import memory
+from flipgrad.benchmarks.toy import _agrees, _rate
 from flipgrad.data import toy
 from flipgrad.flips import compiled
 from flipgrad.gradeval.draws import Problem, Sampler

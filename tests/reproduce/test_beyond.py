@@ -12,11 +12,10 @@ import torch
 import flipgrad as fg
 from flipgrad.reproduce._cells import Place
 from flipgrad.reproduce._training import image_folder
-from flipgrad.reproduce.beyond import claims, rates, sheets, wide
-from flipgrad.reproduce.beyond.draws import WAYS, LastLayer, of_draws
-from flipgrad.reproduce.beyond.lasting import Lasting
-from flipgrad.reproduce.beyond.options import OPTIONS, Net, named
-from flipgrad.reproduce.beyond.rates import Grid, Trained
+from flipgrad.reproduce.beyond import networks
+from flipgrad.reproduce.beyond.options import OPTIONS, WAYS, LastLayer, Net, named, of_draws
+from flipgrad.reproduce.beyond.results import all_claims, all_sheets
+from flipgrad.reproduce.beyond.trainings import SETTINGS, Grid, Trained, long_trainings
 
 LABELS = [named(option)[0] for option in OPTIONS]
 
@@ -83,18 +82,18 @@ def place(folder: Path, **inputs: str) -> Place:
 
 
 def test_a_wide_network_is_compared_with_psas_own_expectation(tmp_path):
-    setting = rates.SETTINGS["smoke"][0]
+    setting = SETTINGS["smoke"][0]
     plan = replace(setting.plan, model="6-6-6", images=64)
     config = plan.cell("cell", "psa:sampled", "none", 0, None, 0.1).settings
     settings = {**config, "trained": False, "points": 8, "draws": 600}
-    told = wide.reference_cell(settings, place(tmp_path / "reference"))["layers"]
+    told = networks.reference_cell(settings, place(tmp_path / "reference"))["layers"]
     assert [layer["name"] for layer in told] == ["layer 1", "layer 2", "layer 3", "head", "all"]
     assert all(0 < layer["error"] < 0.3 for layer in told)
     found = {}
     for option in ("psa:sampled", "psa:rao-blackwell", "psa:mean"):
         more = {**settings, "option": option, "way": "one", "option_draws": 200}
         folder = place(tmp_path / option.replace(":", "-"), reference=str(tmp_path / "reference"))
-        found[option] = {layer["name"]: layer for layer in wide.option_cell(more, folder)["layers"]}
+        found[option] = {layer["name"]: layer for layer in networks.option_cell(more, folder)["layers"]}
     # Both have that expectation: two intervals of 95 % and four layers each, and none may be missed by this seed.
     for option in ("psa:sampled", "psa:rao-blackwell"):
         assert all(layer["bias_low"] == 0 for layer in found[option].values())
@@ -103,7 +102,7 @@ def test_a_wide_network_is_compared_with_psas_own_expectation(tmp_path):
 
 
 def test_mnist_is_named_by_the_variable(tmp_path, monkeypatch):
-    plan = rates.SETTINGS["small"][0].plan
+    plan = SETTINGS["small"][0].plan
     monkeypatch.delenv("FLIPGRAD_DATA", raising=False)
     with pytest.raises(
         fg.InputError, match=r"this scale trains on MNIST: give the folder of its files as \$FLIPGRAD_DATA/mnist"
@@ -147,14 +146,14 @@ def grid(ours: float, theirs: float, *, diverged: bool = False, cost: float = 1.
 
 def test_claims_follow_the_numbers():
     good = [net(0.4, kind=False), net(0.4)]
-    found = claims.all_claims(good, [grid(0.4, 0.6, cost=0.4)])
+    found = all_claims(good, [grid(0.4, 0.6, cost=0.4)])
     # Layer 1 is never better at a higher cost, and neither is the whole of a network where that counts most.
     assert [claim.text[:60] for claim in found if not claim.holds] == [
         "at equal cost PSA posterior is more accurate than PSA in eve",
         "at equal cost PSA mean is more accurate than PSA in every la",
     ]
     bad = [net(1.3, bias=0.6, kind=False), net(1.3, bias=0.6)]
-    failed = [claim for claim in claims.all_claims(bad, [grid(0.8, 0.6, diverged=True)]) if not claim.holds]
+    failed = [claim for claim in all_claims(bad, [grid(0.8, 0.6, diverged=True)]) if not claim.holds]
     for words in (
         "PSA posterior has a lower error",
         "one draw of PSA rao-blackwell is worth 3",
@@ -183,7 +182,7 @@ def test_trainings_are_compared_after_equal_epochs_and_equal_time():
 
 
 def test_tables_have_a_row_for_every_layer_and_training():
-    accuracy, wider, costs, equal, several, trained = sheets.all_sheets([net(0.4, kind=False), net(0.4)], [grid(0.4, 0.6)])
+    accuracy, wider, costs, equal, several, trained = all_sheets([net(0.4, kind=False), net(0.4)], [grid(0.4, 0.6)])
     assert accuracy.head == ["network, layer", *LABELS]
     assert accuracy.rows[1][:2] == ["a net, layer 2", "1 / (0.00) / 0.50"]
     assert len(wider.rows) == len(equal.rows) / 2 == len(several.rows) == 4
@@ -199,12 +198,10 @@ def test_long_trainings_are_compared_network_by_network():
         label: {"epochs": [1, 50, 100], "runs": [{"expected": [0.7, 0.6, end]} for end in ends]}
         for label, ends in {"PSA": (0.5, 0.52), "PSA posterior": (0.49, 0.51), "PSA mean": (0.48, 0.53)}.items()
     }
-    lasting = Lasting.of(methods)
-    posterior, mean = lasting.claims()
+    posterior, mean, sheet = long_trainings(methods)
     assert posterior.holds
     assert "PSA 0.5100, PSA posterior 0.5000" in posterior.numbers
     # Lower on average, but not in both.
     assert not mean.holds
-    sheet = lasting.sheet()
     assert sheet.head == ["option", "epoch 1", "epoch 1", "epoch 50", "end, network 1", "end, network 2"]
     assert sheet.rows[1] == ["PSA posterior", "0.7000", "0.7000", "0.6000", "0.4900", "0.5100"]

@@ -15,8 +15,8 @@ import torch
 from pieces import attempts, counting, die, fail, refuse
 
 import flipgrad as fg
-from flipgrad.reproduce._cells import Cell, CellError, attempt
-from flipgrad.reproduce._local import LocalRunner
+from flipgrad.reproduce._cells import Cell, attempt
+from flipgrad.reproduce._runners import CellError, LocalRunner
 from flipgrad.training.lock import FolderLock
 
 
@@ -159,7 +159,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from pieces import counting
-from flipgrad.reproduce._local import LocalRunner
+from flipgrad.reproduce._runners import LocalRunner
 if __name__ == "__main__":
     LocalRunner(2).run([counting(k, 1000, 0.02) for k in range(2)], Path({root!r}), lambda name, new: None)
 """

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 import flipgrad as fg
-from flipgrad.reproduce import EXPERIMENTS, SCALES, Workshop, cifar, costs, keep, muprop, timing, toy, write_report
+from flipgrad.reproduce import EXPERIMENTS, SCALES, Workshop, costs, keep, learning, timing, toy, write_report
 from flipgrad.reproduce._cells import Place
-from flipgrad.reproduce._curves import GUESSING, TrainingCurves
-from flipgrad.reproduce._training import TrainingPlan, image_folder, train_cell
-from flipgrad.reproduce.report import in_the_papers_order
+from flipgrad.reproduce._training import GUESSING, TrainingCurves, TrainingPlan, image_folder, train_cell
+from flipgrad.reproduce.experiments import in_the_papers_order
 
 QUICK = TrainingPlan("digits", 1.0, 64, 32, 32, epochs=2, trials=2, trial_epochs=1, trial_images=32)
 
@@ -84,7 +83,7 @@ def test_a_search_in_which_all_rates_diverge_is_a_result(tmp_path, monkeypatch):
 
 def test_images_are_looked_for_where_they_may_be(tmp_path, monkeypatch):
     assert image_folder(QUICK, None) is None
-    plan = cifar.PLANS["small"]
+    plan = learning.PLANS["small"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FLIPGRAD_DATA", raising=False)
     with pytest.raises(fg.InputError, match="this scale trains on CIFAR-10: give the folder of its files with --data"):
@@ -126,7 +125,7 @@ def as_in_the_paper() -> dict[str, TrainingCurves]:
 
 
 def test_claims_hold_where_the_curves_are_the_papers():
-    found = cifar.claims(list(as_in_the_paper().values()))
+    found = list(learning.cifar_claims(list(as_in_the_paper().values())))
     assert [claim.text for claim in found if not claim.holds] == []
     assert len(found) == 8
 
@@ -147,7 +146,7 @@ def test_claims_hold_where_the_curves_are_the_papers():
     ],
 )
 def test_a_claim_about_cifar_can_fail(changed, text):
-    failed = [claim for claim in cifar.claims(list({**as_in_the_paper(), **changed}.values())) if not claim.holds]
+    failed = [claim for claim in learning.cifar_claims(list({**as_in_the_paper(), **changed}.values())) if not claim.holds]
     assert any(text in claim.text for claim in failed)
 
 
@@ -155,12 +154,11 @@ def test_claims_about_muprop_follow_the_numbers():
     psa = run("PSA", [1.9, 1.5, 1.2], rate=0.1)
     slow = [run(name, [2.3, 2.25, 2.2], rate=0.001) for name in ("REINFORCE + running", "MuProp + running")]
     broken = run("MuProp + running", [], rate=0.5, diverged="the loss")
-    for claim in (muprop.can_progress([*slow, broken]), muprop.small_rates(slow, psa), muprop.slow(slow, psa)):
-        assert claim.holds
+    assert [claim.holds for claim in learning.muprop_claims(slow, psa)] == [True, True, True]
+    assert next(learning.muprop_claims([*slow, broken], psa)).holds
     quick = [run("REINFORCE + running", [1.0], rate=0.2), run("MuProp + running", [GUESSING], rate=0.2)]
-    for claim in (muprop.can_progress(quick), muprop.small_rates(quick, psa), muprop.slow(quick, psa)):
-        assert not claim.holds
-    assert not muprop.slow(slow, broken).holds
+    assert [claim.holds for claim in learning.muprop_claims(quick, psa)] == [False, False, False]
+    assert not list(learning.muprop_claims(slow, broken))[2].holds
 
 
 def test_claims_about_the_toy_training_follow_the_numbers():
@@ -173,22 +171,21 @@ def test_claims_about_the_toy_training_follow_the_numbers():
     }
     bad = {**good, "REINFORCE": [0.7, 0.4, 0.5], "ARM": [0.7, 0.9, 0.6], "ST": [0.6, 0.4, 0.2]}
     for told, holds in ((good, True), (bad, False)):
-        assert toy.unbiased_train_well(told).holds == holds
-        assert toy.reinforce_is_late(told, epochs).holds == holds
-        assert toy.psa_as_arm(told).holds == holds
-        assert toy.st_is_slower(told).holds == holds
+        assert [claim.holds for claim in toy.training_claims(told, epochs)] == [holds] * 4
 
 
 def test_claims_about_the_toy_example_follow_the_numbers():
     truth = toy.true_probabilities()
+    assert round(toy.TRUTH, 3) == 0.379
     keys = ("probability", "overlap_error", "overlap_spread", "marginal_test_loss", "expected_test_loss")
     sure, unsure = (
         dict(zip(keys, (probability.tolist(), *values), strict=True))
         for probability, values in (((truth > 0.2).double(), (0.3, 0.1, 0.5, 0.52)), (truth, (0.1, 0.3, 0.4, 0.5)))
     )
-    for claim in (toy.tends_to_deterministic, toy.fits_the_uncertainty):
-        assert claim(sure, unsure).holds
-        assert not claim(unsure, sure).holds
+    assert [claim.holds for claim in toy.example_claims(sure, unsure)] == [True, True]
+    assert [claim.holds for claim in toy.example_claims(unsure, sure)] == [False, False]
+    # The second network's probabilities are the true ones.
+    assert "mean error of the probability 0.000 against" in list(toy.example_claims(sure, unsure))[1].numbers
 
 
 def test_the_papers_times():
@@ -196,9 +193,9 @@ def test_the_papers_times():
     assert timing.PAPER["PSA"].step / timing.PAPER["Tanh"].step == pytest.approx(0.069 / 0.016)
     assert timing.PAPER["ST"].step == pytest.approx(0.020)
     slow = {**timing.PAPER, "PSA": timing.Times(0.1, 0.1, 500, 14)}
-    for claim in (lambda times: timing.within_the_papers("PSA", times), timing.epoch_of_psa):
-        assert claim(timing.PAPER).holds
-        assert not claim(slow).holds
+    assert [claim.holds for claim in timing.claims(timing.PAPER)] == [True, True, True]
+    # Slow is PSA, in a step and in an epoch, not ST.
+    assert [claim.holds for claim in timing.claims(slow)] == [False, True, False]
     sheet = timing.table(timing.PAPER)
     assert sheet.rows[0][:3] == ["PSA", "0.013 (2.60)", "0.013 (2.60)"]
     assert str(sheet).splitlines()[2].count("|") == len(sheet.head) + 1
@@ -212,13 +209,13 @@ def test_every_experiment_has_its_place_in_the_page_and_its_cost():
     ]
     for experiment in EXPERIMENTS.values():
         assert experiment.words.endswith(".")
-        assert len(experiment.cost.seconds) == len(experiment.cost.cells) == len(SCALES)
+        assert len(experiment.seconds) == len(experiment.cells) == len(SCALES)
 
 
 def test_costs_are_measured_where_it_was_run_and_estimated_elsewhere(tmp_path):
     cifar, rmse = EXPERIMENTS["cifar"], EXPERIMENTS["rmse"]
-    assert costs.cost(cifar, "small", tmp_path, 2.0, workers=2) == costs.Cost(cifar.cost.seconds[1], measured=False)
-    assert costs.cost(rmse, "small", tmp_path, 2.0, workers=2).seconds == 2 * rmse.cost.seconds[1]
+    assert costs.cost(cifar, "small", tmp_path, 2.0, workers=2) == costs.Cost(cifar.seconds[1], measured=False)
+    assert costs.cost(rmse, "small", tmp_path, 2.0, workers=2).seconds == 2 * rmse.seconds[1]
     record = {"scale": "small", "seconds": 12.5, **fg.files.provenance()}
     fg.files.write_json(tmp_path / "cifar.json", record)
     assert costs.cost(cifar, "small", tmp_path, 2.0) == costs.Cost(12.5, measured=True)

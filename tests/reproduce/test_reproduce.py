@@ -9,10 +9,8 @@ import pytest
 import flipgrad as fg
 from flipgrad import reproduce
 from flipgrad.reproduce import EXPERIMENTS, SCALES, Claim, Workshop
-from flipgrad.reproduce._experiment import Accuracies
 from flipgrad.reproduce._workshop import ToyNet
-from flipgrad.reproduce.accuracy import better_than_st, negative_cosines, one_draw_against_many, unbiased_in_the_last_layer
-from flipgrad.reproduce.size import advantage_grows
+from flipgrad.reproduce.accuracy import Accuracies, advantage_grows, cosine_claims, rmse_claims
 
 
 def silent(what: str, new: int, total: int) -> None:
@@ -30,7 +28,7 @@ def folder(tmp_path_factory):
     shop = Workshop(path, "smoke", 0, silent)
     with pytest.MonkeyPatch.context() as patch:
         # Of ten networks of each size, which serve the claims, two: here nobody reads them.
-        patch.setattr("flipgrad.reproduce.size.NETWORKS", 2)
+        patch.setattr("flipgrad.reproduce.accuracy.NETWORKS", 2)
         for experiment in EXPERIMENTS.values():
             experiment.reproduce(shop)
     return path
@@ -145,13 +143,10 @@ def entry(rmse: float, bias: float, low: float, cosine: float = 0.5) -> dict:
 def test_claims_follow_the_numbers():
     good = Accuracies({"PSA": entry(0.1, 0.02, 0), "ST": entry(0.2, 0.1, 0.09), "ARM": entry(9, 0.3, 0)})
     bad = Accuracies({"PSA": entry(0.4, 0.02, 0.01), "ST": entry(0.2, 0.1, 0.09), "ARM": entry(9, 0.3, 0, -0.1)})
-    for claim in (lambda t: one_draw_against_many(t, "layer 1"), better_than_st):
-        assert claim(good).holds
-        assert not claim(bad).holds
-    assert unbiased_in_the_last_layer(good, "layer 3").holds
-    assert not unbiased_in_the_last_layer(bad, "layer 3").holds
-    assert not negative_cosines({1: good}).holds
-    found = negative_cosines({1: good, 100: bad})
+    assert [claim.holds for claim in rmse_claims(good)] == [True, True, True]
+    assert [claim.holds for claim in rmse_claims(bad)] == [False, False, False]
+    assert [claim.holds for claim in cosine_claims({1: good})] == [True, False]
+    _, found = cosine_claims({1: good, 100: bad})
     assert found.holds
     assert "after 100: ARM with 1 draw; even with many on average ARM" in found.numbers
 

@@ -14,7 +14,7 @@ from torch.nn.grad import conv2d_input
 
 from flipgrad import native
 from flipgrad.flips import Geometry, compiled, separable, vectorized
-from flipgrad.flips.form import Form, find_form, root_mean_square
+from flipgrad.flips.form import find_form, root_mean_square
 from flipgrad.machine import fastest
 from flipgrad.noise import Logistic, sign
 from flipgrad.training.models import CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES
@@ -70,18 +70,22 @@ def _convolutions() -> list[Layer]:
 
 def _measure(layer: Layer) -> dict[str, Any]:
     torch.manual_seed(0)
-    fan_in = layer.inputs * layer.kernel**2
     if layer.size:
+        fan_in = layer.inputs * layer.kernel**2
         weight = torch.randn(layer.outputs, layer.inputs, layer.kernel, layer.kernel) / math.sqrt(fan_in)
         x = sign(torch.randn(BATCH, layer.inputs, layer.size, layer.size))
         a = torch.nn.functional.conv2d(x, weight, stride=layer.stride)
     else:
-        weight = torch.randn(layer.outputs, layer.inputs) / math.sqrt(fan_in)
+        weight = torch.randn(layer.outputs, layer.inputs) / math.sqrt(layer.inputs)
         x = sign(torch.randn(LINEAR_BATCH, layer.inputs))
         a = x @ weight.t()
     grad = torch.randn_like(a)
     kernels = _kernels(layer, x, a, grad, weight)
-    errors = {name: _error(layer, kernels[name], x, a, grad, weight) for name in LIMITS if name in kernels}
+    # The relative L2 error of the first examples, against the exact product in double precision.
+    expected = vectorized.flip_product(
+        x[:2].double(), a[:2].double(), grad[:2].double(), weight.double(), NOISE, layer.geometry
+    )
+    errors = {name: float((kernels[name]()[:2] - expected).norm() / expected.norm()) for name in LIMITS if name in kernels}
     seconds = fastest(kernels, repeats=REPEATS)
     row: dict[str, Any] = {"gradient_seconds": seconds["gradient"]}
     for name, limit in LIMITS.items():
@@ -93,22 +97,15 @@ def _measure(layer: Layer) -> dict[str, Any]:
 
 def _kernels(layer: Layer, x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
     geometry = layer.geometry
+
+    def by_form() -> Tensor:
+        form = find_form(weight, NOISE, TOLERANCE, activation_rms=root_mean_square(a))
+        return separable.flip_product(x, a, grad, weight, NOISE, form, geometry)
+
     works: dict[str, Callable[[], Tensor]] = {
         "gradient": lambda: grad @ weight if geometry is None else conv2d_input(x.shape, weight, grad, geometry.stride),
-        "separable": lambda: separable.flip_product(x, a, grad, weight, NOISE, _form(weight, a), geometry),
-        "native": lambda: compiled.flip_product(x, a, grad, weight, NOISE, geometry),
+        "separable": by_form,
     }
-    if not native.available():
-        del works["native"]
+    if native.available():
+        works["native"] = lambda: compiled.flip_product(x, a, grad, weight, NOISE, geometry)
     return works
-
-
-def _form(weight: Tensor, a: Tensor) -> Form:
-    return find_form(weight, NOISE, TOLERANCE, activation_rms=root_mean_square(a))
-
-
-def _error(layer: Layer, kernel: Callable[[], Tensor], x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> float:
-    """The relative L2 error of the first examples, against the exact product in double precision."""
-    x, a, grad = (t[:2].double() for t in (x, a, grad))
-    expected = vectorized.flip_product(x, a, grad, weight.double(), NOISE, layer.geometry)
-    return float((kernel()[:2] - expected).norm() / expected.norm())

@@ -37,17 +37,18 @@ def loop() -> dict[str, Any]:
 
 
 def _measure(config: TrainConfig, data: DataSet) -> dict[str, Any]:
+    names = {"psa": "psa:sampled", "st": "st"}
     with isolated(torch.device("cpu")):
         works: dict[str, Callable[[], None]] = {}
-        for name, estimator in (("psa", "psa:sampled"), ("st", "st")):
+        for name, estimator in names.items():
             settings = replace(config, estimator=estimator)
             works[name] = _updates(settings, make_net(settings, data), data)
             works[f"{name}_bare"] = _bare(settings, make_net(settings, data), data)
         works["loading"] = _loading(config, data)
         seconds = fastest(works, repeats=REPEATS)
     return {
-        "loading_share": {name: seconds["loading"] / seconds[name] for name in ("psa", "st")},
-        "loop_over_bare_step": {name: seconds[name] / seconds[f"{name}_bare"] for name in ("psa", "st")},
+        "loading_share": {name: seconds["loading"] / seconds[name] for name in names},
+        "loop_over_bare_step": {name: seconds[name] / seconds[f"{name}_bare"] for name in names},
         "psa_over_st": seconds["psa"] / seconds["st"],
         "seconds": seconds,
     }

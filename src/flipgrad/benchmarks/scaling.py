@@ -30,17 +30,15 @@ METHODS: dict[str, Estimator] = {"ST": ST(), "PSA": PSA_SAMPLED, "PSA exact": PS
 
 def scaling() -> dict[str, Any]:
     """Seconds of a step of every method along every axis, and the exponent between the two largest sizes."""
-    result: dict[str, Any] = {"width": WIDTH, "depth": DEPTH, "batch": BATCH, "size": SIZE, "axes": {}}
-    for axis, (values, theory) in AXES.items():
-        rows = [_step_seconds(**{axis: value}) for value in values]
-        result["axes"][axis] = _axis(values, rows, theory)
-    counts = list(range(1, cores() + 1))
-    rows = []
+    axes = {
+        axis: _axis(values, [_step_seconds(**{axis: n}) for n in values], theory) for axis, (values, theory) in AXES.items()
+    }
+    counts, rows = list(range(1, cores() + 1)), []
     for count in counts:
         with threads(count):
             rows.append(_step_seconds())
-    result["axes"]["cores"] = _axis(counts, rows, -1.0)
-    return result
+    axes["cores"] = _axis(counts, rows, -1.0)
+    return {"width": WIDTH, "depth": DEPTH, "batch": BATCH, "size": SIZE, "axes": axes}
 
 
 def _axis(values: list[int], rows: Sequence[Mapping[str, float]], theory: float) -> dict[str, Any]:

@@ -1,13 +1,16 @@
-"""A training step of the paper's CIFAR-10 network at full width, batch 64: PSA over ST, and ST over Tanh."""
+"""A training step of the paper's CIFAR-10 network at full width, batch 64: its time and its peak memory."""
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flipgrad.benchmarks._steps import PSA_SAMPLED, PSA_SAMPLED_EXACT, photographs, update
+from flipgrad.benchmarks._steps import PSA_SAMPLED, PSA_SAMPLED_EXACT, gradient, photographs, update
 from flipgrad.estimators import PSA, ST, Estimator, Tanh
 from flipgrad.machine import fastest
 from flipgrad.network import Sequential
@@ -17,7 +20,7 @@ from flipgrad.training.models import cifar_net
 BATCH = 64
 REPEATS = 5
 # Weights grow in training: the same with all weights and biases multiplied by these.
-FACTORS = (1, 3, 10)
+FACTORS = (3, 10)
 # The relative error of a layer's gradient that the default tolerance may make.
 LARGEST_ERROR = 3e-3
 
@@ -37,17 +40,16 @@ EXACT: dict[str, Estimator] = {
     "psa_rb": PSA(inputs="posterior", head="rao-blackwell", exact=True),
 }
 
+# Whose memory is measured, after how many steps, and in how many processes of each: how much memory the system hands out
+# varies, so the least counts.
+MEASURED, STEPS, PROCESSES = ("st", "psa", "psa_rb"), 3, 3
+
 
 def step() -> dict[str, Any]:
     """Ratios of the time of a step (forward, backward, update), and the errors that the tolerance makes in a gradient."""
-    result: dict[str, Any] = {"batch": BATCH, "threads": torch.get_num_threads()}
-    for factor in FACTORS:
-        numbers = _measure(factor)
-        if factor == 1:
-            result.update(numbers)
-        else:
-            result[f"weights_x{factor}"] = numbers
-    return result
+    numbers = _measure(1)
+    grown = {f"weights_x{factor}": _measure(factor) for factor in FACTORS}
+    return {"batch": BATCH, "threads": torch.get_num_threads(), **numbers, **grown}
 
 
 def _measure(factor: int) -> dict[str, Any]:
@@ -65,20 +67,41 @@ def _measure(factor: int) -> dict[str, Any]:
         for name in ESTIMATORS
         if name.startswith("psa")
     }
-    return {
-        **ratios,
-        **{f"{name}_relative_error": error for name, error in errors.items()},
-        "st_over_tanh": seconds["st"] / seconds["tanh"],
-        "seconds": seconds,
-    }
+    relative = {f"{name}_relative_error": error for name, error in errors.items()}
+    return {**ratios, **relative, "st_over_tanh": seconds["st"] / seconds["tanh"], "seconds": seconds}
 
 
 def _error(net: Sequential, x: Tensor, objective: CrossEntropy, rule: Estimator, exact: Estimator) -> float:
     """The largest relative error of any layer's gradient against exact sums over flips with the same draw."""
-    pairs = zip(*(_gradients(net, x, objective, either) for either in (rule, exact)), strict=True)
-    return max(float((g - h).norm() / h.norm()) for g, h in pairs)
+    gradients = []
+    for either in (rule, exact):
+        loss = net(x, objective, estimator=either, generator=torch.Generator().manual_seed(0)).mean()
+        gradients.append(torch.autograd.grad(loss, list(net.parameters())))
+    return max(float((g - h).norm() / h.norm()) for g, h in zip(*gradients, strict=True))
 
 
-def _gradients(net: Sequential, x: Tensor, objective: CrossEntropy, rule: Estimator) -> list[Tensor]:
-    loss = net(x, objective, estimator=rule, generator=torch.Generator().manual_seed(0)).mean()
-    return list(torch.autograd.grad(loss, list(net.parameters())))
+def memory() -> dict[str, Any]:
+    """Peak memory of a step above that of the process with the network and the data in it, in GB, and the ratios to ST."""
+    command = "from flipgrad.benchmarks.step import peak; print(peak({!r}))"
+
+    def in_a_process(name: str) -> float:
+        run = [sys.executable, "-c", command.format(name)]
+        return float(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+
+    runs = [{name: in_a_process(name) for name in MEASURED} for _ in range(PROCESSES)]
+    peaks = {name: min(run[name] for run in runs) for name in MEASURED}
+    ratios = {f"{name}_over_st": peaks[name] / peaks["st"] for name in MEASURED if name != "st"}
+    return {"batch": BATCH, "peak_gb": peaks, **ratios}
+
+
+def peak(name: str) -> float:
+    """Gigabytes by which a few steps raise the peak memory of this process."""
+    torch.manual_seed(0)
+    x, objective = photographs(BATCH)
+    net = cifar_net()
+    gradient(net, x[:1], CrossEntropy(objective.labels[:1]), ESTIMATORS[name])()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    one = update(net, x, objective, ESTIMATORS[name])
+    for _ in range(STEPS):
+        one()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20

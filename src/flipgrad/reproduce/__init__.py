@@ -1,12 +1,8 @@
 """The paper's figures and tables, and what lies beyond, from one command each, with the claims checked against the numbers."""
 
-from flipgrad.reproduce._cells import CellError
-from flipgrad.reproduce._dask import DaskRunner
-from flipgrad.reproduce._experiment import Claim, Experiment
-from flipgrad.reproduce._local import LocalRunner
-from flipgrad.reproduce._workshop import SCALES, Workshop
-from flipgrad.reproduce.experiments import EXPERIMENTS
-from flipgrad.reproduce.report import keep, write_report
+from flipgrad.reproduce._runners import CellError, DaskRunner, LocalRunner
+from flipgrad.reproduce._workshop import SCALES, Claim, Experiment, Workshop
+from flipgrad.reproduce.experiments import EXPERIMENTS, keep, write_report
 
 __all__ = [
     "EXPERIMENTS",

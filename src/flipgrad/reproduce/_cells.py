@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, final
+from typing import Any, Literal, final
 
 from flipgrad import files
 from flipgrad.errors import InputError
@@ -25,17 +25,15 @@ RESULT, SPENT, ERROR = "result.json", "spent.json", "error.txt"
 AGAIN = "delete it, it is made again"
 # Seconds between two attempts to lock a folder that another process holds, and, in runners, between two looks at who watches.
 LOOK = 0.2
-# Seconds that cells have to save their work when they are stopped.
-GRACE = 60.0
 
 
-def read_result(path: Path) -> dict[str, Any]:
-    """What is in a JSON file of a reproduction; a damaged one is an :class:`InputError` that says to delete it."""
-    return files.read_json(path, missing=AGAIN, broken=AGAIN)
-
-
-class CellError(RuntimeError):
-    """Cells failed; the results of all others are kept."""
+def read_result(path: Path, *keys: str) -> dict[str, Any]:
+    """A JSON file of a reproduction; one that is damaged or lacks a key is an :class:`InputError` that says to delete it."""
+    record = files.read_json(path, missing=AGAIN, broken=AGAIN)
+    for key in keys:
+        if key not in record:
+            raise InputError(f"'{path}' is damaged (it has no {key!r}); {AGAIN}")
+    return record
 
 
 @final
@@ -62,10 +60,6 @@ class Place:
             raise KeyboardInterrupt
 
 
-# What a cell does: a function of a module, so that another process can be told its name.
-Work = Callable[[Mapping[str, Any], Place], Mapping[str, Any]]
-
-
 @final
 @dataclass(frozen=True)
 class Cell:
@@ -73,14 +67,14 @@ class Cell:
 
     Attributes:
         name: of its folder.
-        work: makes the result, ready for JSON, from the settings.
+        work: makes the result, ready for JSON, from the settings: a function of a module, so that another process knows it.
         settings: what determines the result, ready for JSON.
         cost: how many units of progress it is, such as epochs.
         inputs: where things are that it needs; they do not determine the result.
     """
 
     name: str
-    work: Work
+    work: Callable[[Mapping[str, Any], Place], Mapping[str, Any]]
     settings: Mapping[str, Any]
     cost: int = 1
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -91,23 +85,12 @@ class Cell:
         return root / self.name.replace(":", "-")
 
     def read(self, root: Path) -> dict[str, Any] | None:
-        """The stored record of this cell, None if it is not done.
-
-        Raises:
-            InputError: if the file is damaged, or of other settings.
-        """
+        """Its stored record, None if it is not done; an :class:`InputError` if that is damaged, or of other settings."""
         path = self.folder(root) / RESULT
         if not path.exists():
             return None
-        try:
-            record = read_result(path)
-            settings = record["settings"]
-            dict(record["result"])
-        except InputError:
-            raise
-        except (ValueError, TypeError, KeyError) as error:
-            raise InputError(f"'{path}' is damaged ({error}); {AGAIN}") from None
-        if settings != json.loads(json.dumps(self.settings)):
+        record = read_result(path, "settings", "result")
+        if record["settings"] != json.loads(json.dumps(self.settings)):
             raise InputError(f"'{path}' is of other settings; give another --output, or delete it")
         return record
 
@@ -117,76 +100,8 @@ class Cell:
 class Outcome:
     """How an attempt ended: a cell that is "done" has its result, one that "stopped" can go on."""
 
-    name: str
     kind: Literal["done", "stopped", "bad input", "failed"]
     message: str = ""
-
-
-class Runner(Protocol):
-    """Runs cells somewhere."""
-
-    def run(self, cells: Sequence[Cell], root: Path, tell: Callable[[str, int], None]) -> None:
-        """Do all cells, each in its folder below ``root``.
-
-        Args:
-            cells: those that are not done.
-            root: the folder of folders.
-            tell: told the name of a cell and how many more of its units are done, several times a second; where it raises
-                KeyboardInterrupt, all cells are stopped.
-
-        Raises:
-            CellError: if a cell failed; the others are done nevertheless.
-            InputError: if a cell found its input wrong; then all cells are stopped.
-        """
-
-
-@final
-class Ledger:
-    """What has become of the cells of a run: how much of each was told, and which failed.
-
-    Args:
-        root: the folder of the cells' folders.
-        tell: see :class:`Runner`.
-    """
-
-    def __init__(self, root: Path, tell: Callable[[str, int], None]) -> None:
-        self._root, self._tell = root, tell
-        self._told: dict[str, int] = {}
-        self._failures: list[Outcome] = []
-
-    def advance(self, cell: Cell, share: float) -> None:
-        """Tell which share of a cell is done."""
-        done = round(share * cell.cost)
-        new, self._told[cell.name] = done - self._told.get(cell.name, 0), done
-        self._tell(cell.name, new)
-
-    def look(self, what: str) -> None:
-        """Say what is at hand; whoever watches may interrupt here."""
-        self._tell(what, 0)
-
-    def end(self, cell: Cell, outcome: Outcome) -> None:
-        """Note how a cell ended.
-
-        Raises:
-            KeyboardInterrupt: if it was asked to stop: then all of them are.
-            InputError: if its input was wrong: the other cells would find the same.
-        """
-        if outcome.kind == "stopped":
-            raise KeyboardInterrupt
-        if outcome.kind == "bad input":
-            raise InputError(f"{cell.name}: {outcome.message}")
-        if outcome.kind == "failed":
-            self._failures.append(outcome)
-        self.advance(cell, 1.0)
-
-    def close(self) -> None:
-        """Raise a :class:`CellError` that names all cells that failed, if there are any."""
-        if self._failures:
-            told = "; ".join(f"{outcome.name} ({outcome.message.splitlines()[0]:.200})" for outcome in self._failures)
-            raise CellError(
-                f"{len(self._failures)} cell{'s' * (len(self._failures) > 1)} failed: {told}. More is in {ERROR} of their "
-                f"folders in {self._root}; all other results are kept, and the same command tries these again"
-            )
 
 
 def attempt(cell: Cell, root: Path, stop: Callable[[], bool], report: Callable[[float], None]) -> Outcome:
@@ -201,41 +116,33 @@ def attempt(cell: Cell, root: Path, stop: Callable[[], bool], report: Callable[[
             if stop():
                 raise KeyboardInterrupt
             if cell.read(root) is None:
-                _work(cell, folder, stop, report)
+                _work(cell, Place(folder, cell.inputs, stop, report))
     except KeyboardInterrupt:
-        return Outcome(cell.name, "stopped")
+        return Outcome("stopped")
     except InputError as error:
-        return Outcome(cell.name, "bad input", str(error))
+        return Outcome("bad input", str(error))
     except Exception as error:  # whatever it is, the other cells go on
         with suppress(OSError):
             (folder / ERROR).write_text(traceback.format_exc(), encoding="utf-8")
-        return Outcome(cell.name, "failed", f"{type(error).__name__}: {error}")
-    return Outcome(cell.name, "done")
+        return Outcome("failed", f"{type(error).__name__}: {error}")
+    return Outcome("done")
 
 
-def _work(cell: Cell, folder: Path, stop: Callable[[], bool], report: Callable[[float], None]) -> None:
-    started, before = time.perf_counter(), _spent(folder)
-
-    def seconds() -> float:
-        return before + time.perf_counter() - started
-
+def _work(cell: Cell, place: Place) -> None:
+    """Do a cell and store its record, whose seconds include those of earlier attempts that were asked to stop."""
+    started, before = time.perf_counter(), 0.0
+    with suppress(ValueError, TypeError, KeyError):
+        before = float(read_result(place.folder / SPENT)["seconds"])
     try:
-        result = cell.work(cell.settings, Place(folder, cell.inputs, stop, report))
+        result = cell.work(cell.settings, place)
     except KeyboardInterrupt:
-        files.write_json(folder / SPENT, {"seconds": seconds()})
+        files.write_json(place.folder / SPENT, {"seconds": before + time.perf_counter() - started})
         raise
-    record = {"name": cell.name, "settings": dict(cell.settings), "result": dict(result), "seconds": seconds()}
-    files.write_json(folder / RESULT, {**record, **files.provenance()})
+    seconds = before + time.perf_counter() - started
+    record = {"name": cell.name, "settings": dict(cell.settings), "result": dict(result), "seconds": seconds}
+    files.write_json(place.folder / RESULT, {**record, **files.provenance()})
     for name in (SPENT, ERROR):
-        (folder / name).unlink(missing_ok=True)
-
-
-def _spent(folder: Path) -> float:
-    """Seconds of earlier attempts that were asked to stop."""
-    try:
-        return float(read_result(folder / SPENT)["seconds"])
-    except (ValueError, TypeError, KeyError):
-        return 0.0
+        (place.folder / name).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,19 +1,21 @@
-"""A cell that trains a network on images by the ordinary loop, and goes on from its own checkpoint."""
+"""Trainings on images: cells that train by the ordinary loop and go on from their own checkpoints, and what they found."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 from flipgrad import files
 from flipgrad.data import DataSet, Split
 from flipgrad.errors import InputError
+from flipgrad.estimators.names import for_training
 from flipgrad.reproduce._cells import AGAIN, Cell, Place
+from flipgrad.reproduce._workshop import Workshop
 from flipgrad.training import (
     DivergenceError,
     RunFolder,
@@ -32,25 +34,23 @@ RUN, IMAGES = "run", "images"
 VARIABLE = "FLIPGRAD_DATA"
 # Data sets whose files a person has to bring.
 NAMES = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
+# The loss of guessing one of ten classes.
+GUESSING = math.log(10)
+# The paper's setting, as far as it is the same for all trainings. Nothing else is given: results stay good when a
+# configuration learns more fields.
+FIXED = {"batch_size": 64, "optimizer": "sgd", "momentum": 0.9, "schedule": "constant", "validation": 0.1, "eval_samples": 10}
+# What figures need of an epoch: the method's own objective, and the network's numbers on training and validation images.
+CURVES = ("epoch", "objective", "train_loss", "train_accuracy", "loss", "marginal_loss", "accuracy_1", "accuracy_n", "seconds")
 
 
 @final
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How long networks are trained, and on what.
+    """How long networks are trained, and on what; None stands for all images.
 
-    Attributes:
-        data: the data set's name.
-        width: the factor on the network's channels.
-        images: to train on; None for all.
-        held_out: images of the validation part to evaluate after every epoch; None for all.
-        watched: training images to evaluate after every epoch.
-        epochs: of the training.
-        trials: rates that the search tries.
-        trial_epochs: the length of each trial.
-        trial_images: images of each trial; None for all.
-        noise: of all units.
-        model: the network, by default the data set's own.
+    ``width`` is the factor on the network's channels, ``images`` are trained on. After every epoch, ``held_out`` validation
+    images and ``watched`` training images are evaluated. The search for a rate makes ``trials`` of ``trial_epochs`` with
+    ``trial_images``. The ``model`` is by default the data set's own.
     """
 
     data: str
@@ -59,55 +59,30 @@ class TrainingPlan:
     held_out: int | None
     watched: int
     epochs: int
-    trials: int
-    trial_epochs: int
-    trial_images: int | None
+    trials: int = 2
+    trial_epochs: int = 1
+    trial_images: int | None = None
     noise: str = "logistic"
     model: str = AUTO
 
-    def cell(self, name: str, estimator: str, augment: str, seed: int, folder: Path | None, rate: float | str = AUTO) -> Cell:
+    def cell(self, name: str, estimator: str, augment: str, seed: int, images: Path | None, rate: float | str = AUTO) -> Cell:
         """The training with one ``estimator``; with a ``rate`` that is a number there is no search."""
-        # All that the paper's setting is, but nothing else: results stay good when a configuration learns more fields.
-        values = {
-            "data": self.data,
-            "width": self.width,
-            "noise": self.noise,
-            "estimator": estimator,
-            "epochs": self.epochs,
-            "lr": rate,
-            "search_trials": self.trials,
-            "search_epochs": self.trial_epochs,
-            "search_images": self.trial_images,
-            "batch_size": 64,
-            "optimizer": "sgd",
-            "momentum": 0.9,
-            "schedule": "constant",
-            "augment": augment,
-            "validation": 0.1,
-            "eval_samples": 10,
-            "eval_train": self.watched,
-            "seed": seed,
-        }
+        search = {"search_trials": self.trials, "search_epochs": self.trial_epochs, "search_images": self.trial_images}
+        network = {"data": self.data, "width": self.width, "noise": self.noise, "estimator": estimator, "augment": augment}
+        values = {**FIXED, **network, **search, "epochs": self.epochs, "lr": rate, "eval_train": self.watched, "seed": seed}
         if self.model != AUTO:
             values["model"] = self.model
-        search = self.trials * self.trial_epochs if rate == AUTO else 0
+        trials = self.trials * self.trial_epochs if rate == AUTO else 0
         if self.images and self.trial_images:
-            search = math.ceil(search * self.trial_images / self.images)
+            trials = math.ceil(trials * self.trial_images / self.images)
         settings = {"config": values, "images": self.images, "held_out": self.held_out}
+        folder = image_folder(self, images)
         inputs = {} if folder is None else {IMAGES: str(folder)}
-        return Cell(name, train_cell, settings, cost=self.epochs + search, inputs=inputs)
+        return Cell(name, train_cell, settings, self.epochs + trials, inputs)
 
 
 def image_folder(plan: TrainingPlan, given: Path | None) -> Path | None:
-    """The folder of the images of ``plan``, None if it needs none.
-
-    Args:
-        plan: says which images.
-        given: the folder of CIFAR-10. That of MNIST is named by the variable alone.
-
-    Raises:
-        InputError: if it needs one, none was given, and no variable names one.
-    """
+    """The folder of the images of ``plan``, None if it needs none; ``given`` is that of CIFAR-10."""
     if plan.data not in NAMES:
         return None
     if given is not None and plan.data == "cifar10":
@@ -131,15 +106,29 @@ def train_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     with _or_anew(place.folder), RunFolder.reopen(path) if known else RunFolder(path, overwrite=True) as folder:
         if not known:
             folder.write_config(config)
-        found: dict[str, Any] = {"rate": config.lr, "trials": []}
+        found: dict[str, Any] = {"rate": config.lr, "trials": [], "diverged": None}
+        # The share of the updates that the search takes.
         share = 0.0
         if config.lr == AUTO:
-            share = _search_share(config, len(data.train))
-            found = _search(config, data, folder, place, share)
+            search = config.search_trials * config.search_epochs * (config.search_images or len(data.train))
+            share = search / (search + config.epochs * len(data.train))
+            found |= _search(config, data, folder, place, share)
             if found["rate"] is None:
                 return {**found, "curves": {}}
-        diverged = _train(replace(config, lr=found["rate"]), data, folder, place, share)
-        return {**found, "curves": _curves(path / RunFolder.METRICS), "diverged": diverged}
+        config = replace(config, lr=found["rate"])
+        try:
+            train(
+                config,
+                make_net(config, data),
+                data,
+                folder,
+                checkpoint=read_checkpoint(folder.path),
+                report=lambda done, total, record: place.report(share + (1 - share) * done / total),
+                stop=place.stop,
+            )
+        except DivergenceError as error:
+            found["diverged"] = str(error)
+        return {**found, "curves": _curves(path / RunFolder.METRICS)}
 
 
 @contextmanager
@@ -152,9 +141,19 @@ def _or_anew(folder: Path) -> Iterator[None]:
 
 
 def prepared(settings: Mapping[str, Any], place: Place) -> tuple[TrainConfig, DataSet]:
-    """The configuration of a training, and its examples."""
+    """The configuration of a training, and its examples: as many as the settings say, of all classes alike."""
     config = TrainConfig.from_json({**settings["config"], "data_folder": place.inputs.get(IMAGES)})
-    return config, _fewer(load_data(config), settings["images"], settings["held_out"], config.seed)
+    data, held_out = load_data(config), settings["held_out"]
+
+    def some(split: Split, count: int | None) -> Split:
+        if count is None or count >= len(split):
+            return split
+        return split.divide(count / len(split), seed=config.seed)[1]
+
+    validation = None if data.validation is None else some(data.validation, held_out)
+    # The test images have no part in the experiments; the loop evaluates them at its end.
+    test = some(data.test, held_out)
+    return config, replace(data, train=some(data.train, settings["images"]), validation=validation, test=test)
 
 
 def _search(config: TrainConfig, data: DataSet, folder: RunFolder, place: Place, share: float) -> dict[str, Any]:
@@ -172,69 +171,89 @@ def _search(config: TrainConfig, data: DataSet, folder: RunFolder, place: Place,
     except InputError as error:
         trials = read_trials(folder.path, data)
         if trials and all(trial.diverged for trial in trials):
-            return {"rate": None, "trials": [], "diverged": str(error)}
+            return {"rate": None, "diverged": str(error)}
         raise
     return {"rate": found.rate, "trials": [trial.as_json() for trial in found.trials]}
 
 
-def _train(config: TrainConfig, data: DataSet, folder: RunFolder, place: Place, share: float) -> str | None:
-    """Train, or go on; what happened if it diverged."""
-    try:
-        train(
-            config,
-            make_net(config, data),
-            data,
-            folder,
-            checkpoint=read_checkpoint(folder.path),
-            report=lambda done, total, record: place.report(share + (1 - share) * done / total),
-            stop=place.stop,
-        )
-    except DivergenceError as error:
-        return str(error)
-    return None
-
-
-def _search_share(config: TrainConfig, images: int) -> float:
-    """The share of a cell's updates that the search takes."""
-    search = config.search_trials * config.search_epochs * (config.search_images or images)
-    return search / (search + config.epochs * images)
-
-
-def _fewer(data: DataSet, images: int | None, held_out: int | None, seed: int) -> DataSet:
-    validation = None if data.validation is None else _take(data.validation, held_out, seed)
-    # The test images have no part in the experiments; the loop evaluates them at its end.
-    return replace(data, train=_take(data.train, images, seed), validation=validation, test=_take(data.test, held_out, seed))
-
-
-def _take(split: Split, count: int | None, seed: int) -> Split:
-    """``count`` examples, of all classes alike; all of them if there are no more."""
-    if count is None or count >= len(split):
-        return split
-    return split.divide(count / len(split), seed=seed)[1]
-
-
-# What figures need of an epoch's record: the method's own objective, and the network's numbers on training and validation
-# images.
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "epoch": ("epoch",),
-    "objective": ("objective",),
-    "train_loss": ("training", "expected_loss"),
-    "train_accuracy": ("training", "accuracy_n"),
-    "loss": ("expected_loss",),
-    "marginal_loss": ("marginal_loss",),
-    "accuracy_1": ("accuracy_1",),
-    "accuracy_n": ("accuracy_n",),
-    "seconds": ("seconds",),
-}
-
-
 def _curves(metrics: Path) -> dict[str, list[float | None]]:
-    records = files.read_json_lines(metrics, missing=AGAIN, broken=AGAIN)
-    return {name: [_number(record, path) for record in records] for name, path in COLUMNS.items()}
+    """The :data:`CURVES`, in few digits: a file to be kept."""
+    rows = []
+    for record in files.read_json_lines(metrics, missing=AGAIN, broken=AGAIN):
+        trained = {"train_loss": record["training"]["expected_loss"], "train_accuracy": record["training"]["accuracy_n"]}
+        rows.append({**record, **trained, "loss": record["expected_loss"]})
+    return {key: [float(f"{row[key]:.6g}") if math.isfinite(row[key]) else None for row in rows] for key in CURVES}
 
 
-def _number(record: Any, path: tuple[str, ...]) -> float | None:
-    """A value in few digits: a file to be kept."""
-    for key in path:
-        record = record[key]
-    return float(f"{record:.6g}") if math.isfinite(record) else None
+@final
+@dataclass(frozen=True)
+class TrainingCurves:
+    """One training, as it is stored and as claims look at it.
+
+    Figures call its estimator ``method``, mark its rate if that was ``searched`` for and the figure is ``starred``, and draw a
+    ``relaxed`` objective beside the loss. The ``rate`` is None if all ``trials`` of the search diverged; ``diverged`` says what
+    happened if the training came to no end. The ``curves`` have a number for every epoch, None where it is not finite.
+    """
+
+    method: str
+    augment: str
+    searched: bool
+    starred: bool
+    relaxed: bool
+    rate: float | None
+    trials: Sequence[Mapping[str, Any]]
+    diverged: str | None
+    curves: Mapping[str, Sequence[float | None]]
+    seconds: float
+
+    def values(self, key: str) -> list[float]:
+        """The numbers of a curve, without those that are none."""
+        return [value for value in self.curves.get(key, []) if value is not None]
+
+    def last(self, key: str) -> float:
+        """The mean of the last fifth of a curve, which is less noisy than its last value; NaN where there is none."""
+        values = self.values(key)
+        tail = values[-max(1, len(values) // 5) :]
+        return sum(tail) / len(tail) if tail else float("nan")
+
+    @property
+    def end(self) -> float:
+        """The training loss at the end."""
+        return self.last("train_loss")
+
+    @property
+    def told(self) -> str:
+        """The training loss at the end for a person."""
+        return f"{self.method} {self.end:.3f}{' (diverged)' if self.diverged else ''}"
+
+    @property
+    def told_rate(self) -> str:
+        """The rate for a person."""
+        return "none" if self.rate is None else f"{self.rate:.2g}"
+
+    def has_a_tenth_of_the_rate_of(self, other: TrainingCurves) -> bool:
+        """Whether both have a rate, and this one's is a tenth of the other's or less."""
+        return self.rate is not None and other.rate is not None and self.rate <= 0.1 * other.rate
+
+
+def measure(
+    shop: Workshop, name: str, plan: TrainingPlan, cells: Sequence[Cell], *, starred: bool = False
+) -> tuple[list[TrainingCurves], Path]:
+    """Do the cells, write the result file, and return the trainings and the file."""
+    found = []
+    for record in shop.cells(name, cells).values():
+        config = record["settings"]["config"]
+        label, estimator = for_training(config["estimator"], 1)
+        found.append(
+            TrainingCurves(
+                method=label,
+                augment=config["augment"],
+                searched=config["lr"] == AUTO,
+                starred=starred,
+                relaxed=estimator.relaxed_objective,
+                **record["result"],
+                seconds=record["seconds"],
+            )
+        )
+    seconds = sum(curves.seconds for curves in found)
+    return found, shop.store(name, {"plan": asdict(plan), "runs": [asdict(curves) for curves in found], "seconds": seconds})

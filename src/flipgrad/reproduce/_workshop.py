@@ -1,30 +1,29 @@
-"""The folder of a reproduction, in which networks and measurements are made once."""
+"""What a figure of the paper is, and the folder in which figures are made: networks and measurements are made there once."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from flipgrad import exact, files, gradeval
-from flipgrad.data import Split, toy
+from flipgrad.data import toy
 from flipgrad.errors import InputError
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
-from flipgrad.reproduce._cells import AGAIN, Cell, Runner, read_result
-from flipgrad.reproduce._local import LocalRunner
+from flipgrad.reproduce._cells import AGAIN, Cell, read_result
+from flipgrad.reproduce._runners import LocalRunner, Runner
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference_training import reference_training
 
 # The kind of the file of a network; changes with the meaning of what is stored.
 NETWORK_FORMAT = "network 1"
-# Told what is at hand, how much of it is new, and how much it is in all.
-Report = Callable[[str, int, int], None]
 
 
 @final
@@ -51,13 +50,9 @@ SCALES = {
 @final
 @dataclass(frozen=True)
 class ToyNet:
-    """A network of the toy problem, at one time of its training.
+    """A network of the toy problem after an ``epoch`` of its training, which is looked at after several ``epochs``.
 
-    Attributes:
-        widths: units of every layer.
-        epoch: after which it is looked at.
-        epochs: after which the same training is looked at.
-        number: tells several trainings of the same kind apart.
+    The ``number`` tells several trainings of the same kind apart.
     """
 
     widths: tuple[int, ...]
@@ -84,7 +79,7 @@ class Workshop:
         folder: where everything is kept.
         scale: the name of the scale.
         seed: of data, training and draws.
-        report: for a progress bar.
+        report: for a progress bar: told what is at hand, how much of it is new, and how much it is in all.
         overwrite: whether results of another scale or seed there may be replaced.
         runner: runs cells; by default one after the other in this process.
         images: the folder of CIFAR-10; by default it is looked for when it is needed.
@@ -100,7 +95,7 @@ class Workshop:
         folder: Path,
         scale: str,
         seed: int,
-        report: Report,
+        report: Callable[[str, int, int], None],
         *,
         overwrite: bool = False,
         runner: Runner | None = None,
@@ -128,7 +123,7 @@ class Workshop:
         files.write_json(mark, settings)
         for name in (self.CELLS, self.MEASURED, self.NETWORKS):
             (folder / name).mkdir(exist_ok=True)
-        self.data: Split = toy(seed=seed).train
+        self.data = toy(seed=seed).train
 
     def network(self, wanted: ToyNet) -> Sequential:
         """The trained network; its training is done now (and kept at all its epochs) if it is not there yet."""
@@ -156,8 +151,7 @@ class Workshop:
 
         ``apart`` names a file of its own: figures show all estimators that are in theirs.
         """
-        name = f"{subject.training}-epoch-{subject.epoch}-{samples}{f'-{apart}' if apart else ''}"
-        path = self.stored(name)
+        path = self.stored(f"{subject.training}-epoch-{subject.epoch}-{samples}{f'-{apart}' if apart else ''}")
         found = read_result(path) if path.exists() else {"estimators": {}}
         net, x, objective = self.network(subject), self.data.x, CrossEntropy(self.data.y)
         named = gradeval.by_name(estimators, lambda: exact.expected_loss(net, x, objective).detach())
@@ -180,8 +174,7 @@ class Workshop:
         if missing:
             total = sum(cell.cost for cell in missing)
             self.runner.run(missing, root, lambda name, new: self.report(f"{stage}: {name}", new, total))
-        records = {cell.name: cell.read(root) for cell in cells}
-        return {name: record for name, record in records.items() if record is not None}
+        return {cell.name: record for cell in cells if (record := cell.read(root)) is not None}
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -210,3 +203,83 @@ class Workshop:
         # On one line: these are long lists of numbers.
         files.write_json(self.stored(name), {**value, "scale": self.scale_name, "seed": self.seed}, indent=None)
         return self.stored(name)
+
+
+@final
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper, whether it holds here, and the numbers that say so."""
+
+    text: str
+    holds: bool
+    numbers: str
+
+    def __str__(self) -> str:
+        return f"- {'Holds' if self.holds else 'DOES NOT HOLD'}: {self.text}\n  {self.numbers}"
+
+
+@final
+@dataclass(frozen=True)
+class Sheet:
+    """A table of text; the first column names the rows."""
+
+    caption: str
+    head: list[str]
+    rows: list[list[str]]
+
+    def __str__(self) -> str:
+        lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
+        return "\n".join([self.caption, "", *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+class Experiment(ABC):
+    """One figure. The docstring of a subclass says what the paper shows there, and what it says of it.
+
+    Attributes:
+        name: on the command line, and of its files.
+        title: of its text.
+        place: the figure or table of the paper.
+        figures: names and captions of its figures beside the one that is called as the experiment.
+        seconds: by scale, its processor time on one core of the machine of :data:`flipgrad.reproduce.costs.PROBE`, the
+            training of networks that several figures share included. At the paper's scale, and in part for muprop and beyond at
+            the small one, it is computed from the times of single updates and draws.
+        cells: by scale, how many cores can work at it.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    place: ClassVar[str]
+    figures: ClassVar[Mapping[str, str]] = {}
+    seconds: ClassVar[tuple[float, float, float]]
+    cells: ClassVar[tuple[int, int, int]] = (1, 1, 1)
+
+    @property
+    def words(self) -> str:
+        """What the paper shows there, for the page: the docstring."""
+        return " ".join((type(self).__doc__ or "").split())
+
+    @abstractmethod
+    def run(self, shop: Workshop) -> Iterable[Claim | Sheet]:
+        """Measure what is missing, draw, and give what the numbers say: claims, and tables if there are some."""
+
+    @final
+    def reproduce(self, shop: Workshop) -> str:
+        """Run, and write ``NAME.json`` and ``NAME.md`` beside the figure; returns the text."""
+        with shop.timed(self.name):
+            found = list(self.run(shop))
+        claims = [part for part in found if isinstance(part, Claim)]
+        sheets = [part for part in found if isinstance(part, Sheet)]
+        text = "\n\n".join([f"# {self.title}", "\n".join(map(str, claims)), *map(str, sheets)]) + "\n"
+        record = {
+            "figure": self.name,
+            "title": self.title,
+            "scale": shop.scale_name,
+            "claims": [asdict(claim) for claim in claims],
+            "sheets": [asdict(sheet) for sheet in sheets],
+            "seconds": shop.spent(self.name),
+            "seed": shop.seed,
+            **files.provenance(),
+        }
+        files.write_json(shop.folder / f"{self.name}.json", record)
+        files.write(shop.folder / f"{self.name}.md", text.encode())
+        return text

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,16 +12,14 @@ from flipgrad import files
 from flipgrad.benchmarks._steps import PSA_SAMPLED, gradient, photographs
 from flipgrad.machine import cores, fastest, threads
 from flipgrad.reproduce._cells import read_result
-from flipgrad.reproduce._experiment import Experiment
+from flipgrad.reproduce._workshop import SCALES, Experiment
 from flipgrad.training.models import cifar_net
 
 # Seconds of the probe on the machine where the costs of experiments were recorded.
 PROBE = 0.026
 
 
-@final
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Seconds on this machine, and whether they were measured on it or are an estimate."""
 
     seconds: float
@@ -40,24 +37,17 @@ def probe() -> float:
 
 
 def cost(experiment: Experiment, scale: str, folder: Path, speed: float, workers: int | None = None) -> Cost:
-    """What an experiment costs.
+    """What an experiment costs at a ``scale``, whose results may be in ``folder``.
 
-    Args:
-        experiment: any.
-        scale: the name of the scale.
-        folder: where results of that scale may be.
-        speed: seconds of the probe here over those of :data:`PROBE`.
-        workers: how many cells run at a time; by default as many as there are cores.
+    ``speed`` is the seconds of the probe here over :data:`PROBE`; ``workers`` cells run at a time, by default one per core.
     """
     try:
         record = read_result(folder / f"{experiment.name}.json")
-        if record["scale"] == scale and _like(record["machine"], files.provenance()["machine"]):
+        here: Any = files.provenance()["machine"]
+        if record["scale"] == scale and all(record["machine"][key] == here[key] for key in ("system", "processor", "cores")):
             return Cost(float(record["seconds"]), measured=True)
     except (ValueError, TypeError, KeyError):
         pass
-    return Cost(speed * experiment.cost.elapsed(scale, workers or cores()), measured=False)
-
-
-def _like(machine: Any, other: Any) -> bool:
-    """Whether results may well be of this machine."""
-    return all(machine[key] == other[key] for key in ("system", "processor", "cores"))
+    number = list(SCALES).index(scale)
+    seconds = experiment.seconds[number] / min(workers or cores(), experiment.cells[number])
+    return Cost(speed * seconds, measured=False)

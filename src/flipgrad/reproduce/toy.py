@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from statistics import geometric_mean
 from typing import Any, final
 
 import numpy as np
@@ -18,8 +19,7 @@ from flipgrad.estimators.names import for_training
 from flipgrad.network import Sequential, probabilities
 from flipgrad.objectives import CrossEntropy
 from flipgrad.reproduce._cells import Cell, Place
-from flipgrad.reproduce._experiment import Claim, CoreTime, Experiment
-from flipgrad.reproduce._workshop import Workshop
+from flipgrad.reproduce._workshop import Claim, Experiment, Workshop
 from flipgrad.reproduce.accuracy import WIDTHS
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference_training import reference_training
@@ -35,35 +35,36 @@ DRAWS = 10
 MEMBERS = 3
 # Points of the grid across and up: x from -pi/2 to pi/2, y from -1 to 1.
 GRID = (79, 51)
+# The probability of class 1 where both classes are: class 0 is uniform on an area of pi, class 1 on one of pi + 2.
+TRUTH = (1 / (math.pi + 2)) / (1 / (math.pi + 2) + 1 / math.pi)
 EXAMPLE_EPOCHS = {"smoke": 2, "small": 1000, "paper": 2000}
 
 
 @final
 class ToyTraining(Experiment):
-    """Exact expected and marginal losses along the training by four estimators."""
+    """Training losses of a 5-5-5 network on these data: the expected loss (dashed) and that of the ensemble (solid). REINFORCE
+    does not do well in the beginning and gets there eventually; ARM and PSA are alike; ST is somewhat slower. Unbiased
+    estimators perform well on this problem.
+    """
 
     name = "toy-training"
     title = "Appendix C: training losses of a 5-5-5 network on the toy problem"
     place = "Figure C.2"
-    words = (
-        "Training losses of a 5-5-5 network on these data: the expected loss (dashed) and that of the ensemble "
-        "(solid). REINFORCE does not do well in the beginning and gets there eventually; ARM and PSA are alike; ST is "
-        "somewhat slower. Unbiased estimators perform well on this problem."
-    )
-    cost = CoreTime((4, 560, 5600), cells=(4, 4, 40))
+    seconds = (4, 560, 5600)
+    cells = (4, 4, 40)
 
-    def run(self, shop: Workshop) -> list[Claim]:
-        epochs, networks = LENGTH[shop.scale_name]
-        found = trainings(shop, self.name, METHODS, epochs, networks)
-        path = shop.store(self.name, {"methods": found, "widths": list(WIDTHS)})
-        plots.toy_training(path, shop.folder / self.name)
+    def run(self, shop: Workshop) -> Iterator[Claim]:
+        found = trainings(shop, self.name, METHODS, *LENGTH[shop.scale_name])
         curves = {name: np.mean([run["expected"] for run in entry["runs"]], 0).tolist() for name, entry in found.items()}
-        when = next(iter(found.values()))["epochs"]
-        return [unbiased_train_well(curves), reinforce_is_late(curves, when), psa_as_arm(curves), st_is_slower(curves)]
+        return training_claims(curves, next(iter(found.values()))["epochs"])
 
 
 def trainings(shop: Workshop, stage: str, methods: Sequence[str], epochs: int, networks: int) -> dict[str, dict[str, Any]]:
-    """Train several networks with each of the ``methods``: the ``epochs`` and ``runs`` of curves, by what figures call them."""
+    """Train several networks with each of the ``methods``, and draw their losses.
+
+    Returns:
+        The ``epochs`` and ``runs`` of curves, by what figures call the method.
+    """
     common = {"epochs": epochs, "widths": list(WIDTHS), "data_seed": shop.seed}
     cells = [
         Cell(f"{stage}-{method}-{k}", train_toy, {"method": method, "seed": shop.seed + k, **common}, cost=epochs)
@@ -74,6 +75,7 @@ def trainings(shop: Workshop, stage: str, methods: Sequence[str], epochs: int, n
     for record in shop.cells(stage, cells).values():
         entry = found.setdefault(record["result"]["label"], {"epochs": record["result"]["epochs"], "runs": []})
         entry["runs"].append({key: record["result"][key] for key in ("expected", "marginal")})
+    plots.toy_training(shop.store(stage, {"methods": found, "widths": list(WIDTHS)}), shop.folder / stage)
     return found
 
 
@@ -109,76 +111,54 @@ def train_toy(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     }
 
 
-# Expected losses along the training, by estimator.
-Curves = Mapping[str, Sequence[float]]
-
-
-def _ratios(curves: Curves, name: str, other: str) -> tuple[float, list[float]]:
-    """The losses of one estimator over those of another: their geometric mean, and all of them."""
-    ratios = [one / two for one, two in zip(curves[name], curves[other], strict=True)]
-    return float(np.exp(np.mean(np.log(ratios)))), ratios
-
-
-def unbiased_train_well(curves: Curves) -> Claim:
-    """The estimators without bias against PSA, at the end."""
-    ends = ", ".join(f"{name} {curve[-1]:.3f}" for name, curve in curves.items())
-    return Claim(
+def training_claims(curves: Mapping[str, Sequence[float]], epochs: Sequence[float]) -> Iterator[Claim]:
+    """What the expected losses along the training, by estimator, say."""
+    yield Claim(
         "unbiased estimators perform well here, the variance reduction of PSA is not essential (REINFORCE and ARM end within "
         "10 % of PSA's expected loss, or below)",
         all(curves[name][-1] <= 1.1 * curves["PSA"][-1] for name in ("REINFORCE", "ARM")),
-        f"expected loss at the end: {ends}",
+        "expected loss at the end: " + ", ".join(f"{name} {curve[-1]:.3f}" for name, curve in curves.items()),
     )
-
-
-def reinforce_is_late(curves: Curves, epochs: Sequence[float]) -> Claim:
-    """REINFORCE against the others in the first tenth of the training, on its logarithmic scale, and at the end."""
+    # The first tenth of the training, on its logarithmic scale.
     early = sum(epoch <= epochs[-1] / 10 for epoch in epochs) or 1
     begun = {name: float(np.mean(curve[:early])) for name, curve in curves.items()}
     last = curves["REINFORCE"][-1]
-    return Claim(
+    yield Claim(
         "REINFORCE does not do very well in the beginning, but eventually optimises the objective",
         begun["REINFORCE"] == max(begun.values()) and last < begun["REINFORCE"],
         f"mean expected loss until epoch {epochs[early - 1]:,.0f}, on the figure's logarithmic scale: "
         + ", ".join(f"{name} {value:.3f}" for name, value in begun.items())
         + f"; REINFORCE at the end {last:.3f}",
     )
-
-
-def psa_as_arm(curves: Curves) -> Claim:
-    """PSA and ARM along the training."""
-    mean, ratios = _ratios(curves, "PSA", "ARM")
-    return Claim(
+    ratios = np.divide(curves["PSA"], curves["ARM"])
+    mean = geometric_mean(ratios)
+    yield Claim(
         "PSA and ARM perform similarly (their expected losses stay within 10 % of each other on average)",
         abs(math.log(mean)) < math.log(1.1),
         f"loss with PSA over that with ARM: mean {mean:.3f}, from {min(ratios):.2f} to {max(ratios):.2f}",
     )
-
-
-def st_is_slower(curves: Curves) -> Claim:
-    """ST against PSA along the training."""
-    mean, ratios = _ratios(curves, "ST", "PSA")
-    return Claim(
+    ratios = np.divide(curves["ST"], curves["PSA"])
+    yield Claim(
         "ST is somewhat slower than PSA, due to its bias in this small network",
-        mean > 1,
-        f"loss with ST over that with PSA: mean {mean:.3f}, at the end {ratios[-1]:.3f}",
+        geometric_mean(ratios) > 1,
+        f"loss with ST over that with PSA: mean {geometric_mean(ratios):.3f}, at the end {ratios[-1]:.3f}",
     )
 
 
 @final
 class ToyExample(Experiment):
-    """The figure a to f: data, predictions by two objectives, members of an ensemble."""
+    """Two overlapping classes in the plane (a), the predictive probability of a network trained by the expected loss, which
+    tends to be deterministic (b), and by a 10-sample bound, which fits the uncertainty of the data (c), and three members of
+    that ensemble, with all noises fixed (d to f).
+    """
 
     name = "toy-example"
     title = "Appendix B: the toy problem, trained by the expected loss and by the 10-sample bound"
     place = "Figure B.1"
-    words = (
-        "Two overlapping classes in the plane (a), the predictive probability of a network trained by the expected "
-        "loss, which tends to be deterministic (b), and by a 10-sample bound, which fits the uncertainty of the data "
-        "(c), and three members of that ensemble, with all noises fixed (d to f)."
-    )
-    cost = CoreTime((3, 200, 400), cells=(2, 2, 2))
+    seconds = (3, 200, 400)
+    cells = (2, 2, 2)
 
-    def run(self, shop: Workshop) -> list[Claim]:
+    def run(self, shop: Workshop) -> Iterator[Claim]:
         epochs = EXAMPLE_EPOCHS[shop.scale_name]
         cells = [
             Cell(
@@ -191,25 +171,23 @@ class ToyExample(Experiment):
         ]
         records = shop.cells(self.name, cells)
         expected, bound = (records[cell.name]["result"] for cell in cells)
-        data = toy(seed=shop.seed).train
-        points = [[[round(float(v), 4) for v in point] for point in data.x[data.y == k]] for k in range(2)]
+        x, y = shop.data.x, shop.data.y
+        points = [[[round(float(v), 4) for v in point] for point in x[y == k]] for k in range(2)]
         shown = {key: value for key, value in expected.items() if key != "members"}
         stored = {"points": points, "expected": shown, "bound": bound, "draws": DRAWS, "grid": list(GRID)}
-        path = shop.store(self.name, stored)
-        plots.toy_example(path, shop.folder / self.name)
-        return [tends_to_deterministic(expected, bound), fits_the_uncertainty(expected, bound)]
+        plots.toy_example(shop.store(self.name, stored), shop.folder / self.name)
+        return example_claims(expected, bound)
 
 
 def train_example(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     """Train a network by PSA, and say what it predicts."""
-    data = toy(seed=settings["seed"])
-    epochs, draws = settings["epochs"], settings["draws"]
+    epochs = settings["epochs"]
     net = reference_training(
-        data.train,
+        toy(seed=settings["seed"]).train,
         settings["widths"],
         [epochs],
         estimator=PSA(inputs="sampled", head="sampled"),
-        samples=draws,
+        samples=settings["draws"],
         bound=settings["bound"],
         seed=settings["seed"],
         report=lambda epoch: place.tick(epoch / epochs),
@@ -229,26 +207,16 @@ def describe(net: Sequential, seed: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
     members = torch.stack([probabilities(net.member(grid[:1], generator=generator)(grid))[:, 1] for _ in range(100)])
     inside = (grid[:, 1] > 0) & (grid[:, 1] < grid[:, 0].cos())
-    losses = toy(1000, seed=seed + 1).test
-    truth = true_probability()
+    new = toy(1000, seed=seed + 1).test
     return {
         "probability": _rows(probability, 3),
         "members": [_rows(member, 2) for member in members[:MEMBERS]],
-        "marginal_test_loss": float(exact.marginal_loss(net, losses.x, CrossEntropy(losses.y)).mean()),
-        "expected_test_loss": float(exact.expected_loss(net, losses.x, CrossEntropy(losses.y)).mean()),
-        "overlap_error": float((probability[inside] - truth).abs().mean()),
+        "marginal_test_loss": float(exact.marginal_loss(net, new.x, CrossEntropy(new.y)).mean()),
+        "expected_test_loss": float(exact.expected_loss(net, new.x, CrossEntropy(new.y)).mean()),
+        "overlap_error": float((probability[inside] - TRUTH).abs().mean()),
         "overlap_spread": float(members[:, inside].std(0).mean()),
-        "truth": truth,
+        "truth": TRUTH,
     }
-
-
-def true_probability() -> float:
-    """Of class 1 where both classes are: class 0 is uniform on an area of pi, class 1 on one of pi + 2.
-
-    >>> round(true_probability(), 3)
-    0.379
-    """
-    return (1 / (math.pi + 2)) / (1 / (math.pi + 2) + 1 / math.pi)
 
 
 def _rows(values: Tensor, digits: int) -> list[list[float]]:
@@ -256,13 +224,13 @@ def _rows(values: Tensor, digits: int) -> list[list[float]]:
     return [[round(float(value), digits) for value in row] for row in values.view(GRID[1], GRID[0])]
 
 
-def tends_to_deterministic(expected: Mapping[str, Any], bound: Mapping[str, Any]) -> Claim:
-    """How much the draws of both networks differ.
+def example_claims(expected: Mapping[str, Any], bound: Mapping[str, Any]) -> Iterator[Claim]:
+    """How much the draws of both networks differ, and both against the known probabilities and on new points.
 
     A network without noise may well be unsure, as its head gives probabilities: its draws are what does not differ.
     """
     gaps = [net["expected_test_loss"] - net["marginal_test_loss"] for net in (expected, bound)]
-    return Claim(
+    yield Claim(
         "trained by the expected loss, the network tends to a deterministic one; trained by the bound, its members, with all "
         "noises fixed, differ where the classes overlap (the standard deviation of a member's probability is less than half "
         "as large)",
@@ -270,12 +238,9 @@ def tends_to_deterministic(expected: Mapping[str, Any], bound: Mapping[str, Any]
         f"{expected['overlap_spread']:.3f} against {bound['overlap_spread']:.3f}; the loss of one draw is {gaps[0]:.3f} and "
         f"{gaps[1]:.3f} above that of the ensemble",
     )
-
-
-def fits_the_uncertainty(expected: Mapping[str, Any], bound: Mapping[str, Any]) -> Claim:
-    """Both networks against the known probabilities in the plane, and on new points."""
-    ours, theirs = (plane_error(net["probability"]) for net in (bound, expected))
-    return Claim(
+    errors = [torch.tensor(net["probability"], dtype=torch.float64) - true_probabilities() for net in (bound, expected)]
+    ours, theirs = (float(error.abs().mean()) for error in errors)
+    yield Claim(
         "trained by the 10-sample bound, it fits the uncertainty of the data (its probabilities are closer to the true ones "
         "over the plane, and its marginal loss on 2,000 new points is lower)",
         ours < theirs and bound["marginal_test_loss"] < expected["marginal_test_loss"],
@@ -285,19 +250,10 @@ def fits_the_uncertainty(expected: Mapping[str, Any], bound: Mapping[str, Any]) 
     )
 
 
-def plane_error(rows: Sequence[Sequence[float]]) -> float:
-    """The mean distance of probabilities on the grid from the true ones: 1 below 0, 0 above the cosine.
-
-    >>> plane_error(true_probabilities().tolist())
-    0.0
-    """
-    return float((torch.tensor(rows, dtype=torch.float64) - true_probabilities()).abs().mean())
-
-
 def true_probabilities() -> Tensor:
-    """Of class 1 on the grid, from the bottom up."""
+    """Of class 1 on the grid, from the bottom up: 1 below 0, 0 above the cosine."""
     x, y = _axes()
-    both = torch.where(y[:, None] < x.cos(), true_probability(), 0.0)
+    both = torch.where(y[:, None] < x.cos(), TRUTH, 0.0)
     return torch.where(y[:, None] < 0, 1.0, both).double()
 
 

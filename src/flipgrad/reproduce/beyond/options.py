@@ -1,4 +1,4 @@
-"""The ways of averaging that are compared, and what was found out about them in one network."""
+"""The ways of averaging that are compared, one draw or several, and what was found out about them in one network."""
 
 from __future__ import annotations
 
@@ -7,21 +7,29 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any, final
 
-from flipgrad.estimators import Estimator
+import torch
+from torch import Tensor
+
+from flipgrad.bounds import MeanOfDraws
+from flipgrad.contract import Estimator, LayerCall, LocalEstimator, Network
 from flipgrad.estimators.names import for_training
+from flipgrad.objectives import Objective
+from flipgrad.sampling import states as sampled_states
 
 # The paper's own first: psa:sampled is PSA, st is ST, psa:enhanced the head of its appendix.
 OPTIONS = (
-    "psa:sampled",
-    "psa:enhanced",
-    "psa:posterior",
-    "psa:rao-blackwell",
-    "psa:mean",
-    "st:sampled",
-    "st:posterior",
-    "st:rao-blackwell",
-    "st:mean",
+    *("psa:sampled", "psa:enhanced", "psa:posterior", "psa:rao-blackwell", "psa:mean"),
+    *("st:sampled", "st:posterior", "st:rao-blackwell", "st:mean"),
 )
+# How a gradient is made of several draws, by what tables call it: the option, and how.
+WAYS = {
+    "PSA posterior, 2 draws": ("psa:posterior", "independent"),
+    "PSA posterior, Z and −Z": ("psa:posterior", "antithetic"),
+    "PSA mean, 2 draws": ("psa:mean", "independent"),
+    "PSA mean, Z and −Z": ("psa:mean", "antithetic"),
+    "PSA mean, 4 of the last layer": ("psa:mean", "last 4"),
+    "PSA mean, 16 of the last layer": ("psa:mean", "last 16"),
+}
 # What is compared with, and the option that is recommended.
 PAPER, RECOMMENDED = "PSA", "PSA posterior"
 # The numbers of an option in a layer, all relative to the length of the gradient, of one draw.
@@ -41,20 +49,53 @@ def named(specification: str) -> tuple[str, Estimator]:
     return for_training(specification, points=1)
 
 
+def of_draws(option: str, way: str) -> Estimator:
+    """The estimator of an option (a specification) with "one" draw, or in one of the :data:`WAYS`."""
+    rule = named(option)[1]
+    if way == "one":
+        return rule
+    if way.startswith("last ") and isinstance(rule, LocalEstimator):
+        return LastLayer(rule, int(way.removeprefix("last ")))
+    return MeanOfDraws(rule, 2, antithetic=way == "antithetic")
+
+
+@final
+class LastLayer(LocalEstimator):
+    """One draw of all layers but the last, ``count`` of the last: its signals and the head's gradient are averaged.
+
+    Not for posterior inputs of the last layer: these belong to one draw of its states.
+    """
+
+    unbiased = False
+    citation = "Shekhovtsov, Yanush, Flach 2020"
+
+    def __init__(self, rule: LocalEstimator, count: int) -> None:
+        self.rule, self.count = rule, count
+
+    def passes(self, depth: int) -> int:
+        return self.rule.passes(depth)
+
+    def states(self, call: LayerCall) -> Tensor:
+        return self.rule.states(call)
+
+    def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+        if last.distribution is None:
+            raise RuntimeError("the last layer drew no states")
+        # Other values, the same gradient: what comes back to all of them goes on to the layer once, added up.
+        carried = states - states.detach()
+        every = [states, *(sampled_states(last.draw, last.noise, last.distribution.a) + carried for _ in range(self.count - 1))]
+        return torch.stack([self.rule.head(net, last, some, objective) for some in every]).mean(0)
+
+
 @final
 @dataclass(frozen=True)
 class Net:
     """One network in one state.
 
-    Attributes:
-        name: for a table.
-        title: for a figure.
-        wide: whether errors are relative to the mean of very many draws of PSA instead of to the exact gradient.
-        reference: what they are relative to, in words.
-        layers: "front", "layer 1", ..., "head", and "all" of them.
-        options: the numbers in every layer by option and key; see :data:`KEYS`.
-        draws: likewise of estimates that are made of several draws.
-        cost: the time of a gradient over that of PSA, by option.
+    Tables call it ``name``, figures ``title``. Errors are relative to the exact gradient, in ``wide`` networks to the mean of
+    very many draws of PSA; ``reference`` says so. The ``layers`` are "front", "layer 1", ..., "head", and "all" of them. The
+    numbers in every layer are by option and key, see :data:`KEYS`, those of several ``draws`` likewise. The ``cost`` is the
+    time of a gradient over that of PSA.
     """
 
     name: str
@@ -65,16 +106,6 @@ class Net:
     options: Mapping[str, Mapping[str, list[float]]]
     draws: Mapping[str, Mapping[str, list[float]]]
     cost: Mapping[str, float]
-
-    @property
-    def averaged(self) -> list[str]:
-        """The layers whose inputs are sampled states, and the head."""
-        return [layer for layer in self.parts if layer not in REAL]
-
-    @property
-    def parts(self) -> list[str]:
-        """The layers and the head, without the whole."""
-        return [layer for layer in self.layers if layer != WHOLE]
 
     def value(self, option: str, key: str, layer: str) -> float:
         """One number."""

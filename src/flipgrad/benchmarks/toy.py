@@ -1,11 +1,13 @@
-"""One-draw gradients per second of every estimator: 5-5-5 network, 200 points of the toy problem."""
+"""Gradients of small networks on 200 points of the toy problem: exact ones, and draws of every estimator."""
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import torch
 
+from flipgrad import exact as exact_loss
 from flipgrad import gradeval as measure
 from flipgrad.data import toy
 from flipgrad.estimators import ESTIMATORS
@@ -16,6 +18,8 @@ from flipgrad.sampling import fresh
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference_training import reference_training
 
+# Seconds of an exact gradient on two cores, by the width of the three layers.
+LIMITS = {5: 0.05, 10: 1.0, 12: 10.0}
 # Draws per timed run: enough for the slowest to take a second.
 FAST, SLOW = 8000, 2000
 REPEATS = 3
@@ -23,16 +27,37 @@ REPEATS = 3
 TOLERANCE = 6.0
 
 
+def _problem(width: int) -> Problem:
+    data = toy().train
+    torch.manual_seed(0)
+    net = fully_connected(2, [width] * 3, 2).initialize(data.x, moments=True)
+    return Problem(net, data.x, CrossEntropy(data.y))
+
+
+def exact() -> dict[str, Any]:
+    """Seconds and peak memory (of the process, in GB) of the exact expected loss and its gradient, by network."""
+    seconds: dict[str, float] = {}
+    result: dict[str, Any] = {"points": len(toy().train), "seconds": seconds, "limits": {}, "peak_memory_gb": {}}
+    for width, limit in LIMITS.items():
+        problem, name = _problem(width), f"{width}-{width}-{width}"
+
+        def gradient(problem: Problem = problem) -> None:
+            problem.net.zero_grad()
+            exact_loss.expected_loss(problem.net, problem.x, problem.objective).mean().backward()
+
+        seconds |= fastest({name: gradient}, repeats=REPEATS)
+        result["limits"][name] = limit
+        result["peak_memory_gb"][name] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return result
+
+
 def gradeval() -> dict[str, Any]:
-    """Draws per second (the best of three runs), and the seconds of an epoch of the reference training.
+    """One-draw gradients of 5-5-5 per second (the best of three runs), and the seconds of an epoch of the reference training.
 
     An estimator whose vectorised draws do not have the mean of its sequential ones gets no number.
     """
-    data = toy().train
-    torch.manual_seed(0)
-    net = fully_connected(2, [5, 5, 5], 2).initialize(data.x, moments=True)
-    problem = Problem(net, data.x, CrossEntropy(data.y))
-    workers = default_workers(data.x.device)
+    problem = _problem(5)
+    workers = default_workers(problem.x.device)
     rates: dict[str, float | None] = {}
     single_pass = []
     for name, estimator in measure.by_name(list(ESTIMATORS), lambda: torch.zeros(1)).items():
@@ -42,9 +67,9 @@ def gradeval() -> dict[str, Any]:
         if once:
             single_pass.append(name)
         rates[name] = _rate(sampler, FAST if once else SLOW) if _agrees(sampler) else None
-    training = fastest({"20 epochs": lambda: reference_training(data, [5, 5, 5], [20])}, repeats=1)
+    training = fastest({"20 epochs": lambda: reference_training(toy().train, [5, 5, 5], [20])}, repeats=1)
     return {
-        "points": len(data),
+        "points": len(problem.x),
         "workers": workers,
         "samples_per_second": rates,
         "single_pass": single_pass,

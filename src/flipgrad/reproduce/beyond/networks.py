@@ -1,0 +1,239 @@
+"""Gradients of every option in small and wide networks: their accuracy, and what they cost.
+
+Small networks are measured against the exact gradient. In wide ones that is out of reach: there, against the mean of very many
+draws of PSA. That mean is PSA's own expectation. It is the exact gradient in the last layer and the head, and biased elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flipgrad import files
+from flipgrad.benchmarks._steps import gradient
+from flipgrad.contract import Estimator
+from flipgrad.data import DataSet, Split
+from flipgrad.gradeval import Reference, ReferenceLayer
+from flipgrad.gradeval.draws import Problem, one_by_one, stream
+from flipgrad.gradeval.evaluate import accuracy_of_draws, mean_of_draws
+from flipgrad.machine import fastest, threads
+from flipgrad.network import Sequential
+from flipgrad.objectives import CrossEntropy
+from flipgrad.reproduce._cells import Cell, Place, read_result
+from flipgrad.reproduce._training import RUN, prepared
+from flipgrad.reproduce._workshop import ToyNet, Workshop
+from flipgrad.reproduce.beyond.options import OPTIONS, PAPER, WAYS, Net, named, of_draws, per_layer
+from flipgrad.reproduce.beyond.trainings import Setting
+from flipgrad.training import TrainConfig, make_net, read_weights
+
+# Small networks: layers of 5 units along how many of the scale's epochs, of which depths, and the widths of others.
+UNITS = 5
+ALONG = {"smoke": 1, "small": 3, "paper": 3}
+DEPTHS = {"smoke": (2,), "small": (2, 4, 5, 6, 7), "paper": (2, 4, 5, 6, 7)}
+WIDER = {"smoke": (), "small": ((10, 10, 10),), "paper": ((10, 10, 10),)}
+
+# Wide networks: how many data points, draws of the reference, and draws of every option, by the kind of network.
+EFFORTS = {
+    "smoke": {"fc": (8, 60, 12), "conv": (4, 60, 12)},
+    "small": {"fc": (64, 3000, 120), "conv": (16, 500, 100)},
+    "paper": {"fc": (64, 40_000, 2500), "conv": (16, 15_000, 1000)},
+}
+STATES = {"start": "at the start", "trained": "trained"}
+# Whose draws are the reference, in a network that was trained with it.
+MEASURED = "psa:sampled"
+# What a cell of options is given: the folder of the reference's, and the file there.
+REFERENCE, PROBLEM = "reference", "problem.safetensors"
+# The kind of that file; changes with the meaning of what is stored.
+PROBLEM_FORMAT = "problem 1"
+# Images that the data-dependent initialisation looks at, and draws that are held at once.
+INITIAL, DRAWS_AT_ONCE = 256, 8
+
+# The file of the costs.
+COSTS = "beyond-costs"
+# Images of a batch, and repeats, the fastest of which counts, after one that does not.
+SCALES = {"smoke": (8, 1), "small": (64, 6), "paper": (64, 10)}
+# The factor on repeats in small networks, which take no time.
+MORE_REPEATS = 10
+SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+
+# The time of a gradient over that of PSA, by network and option.
+Costs = Mapping[str, Mapping[str, float]]
+
+
+def small_nets(shop: Workshop) -> list[ToyNet]:
+    """5-5-5 along its training, a wider network and those of other depths after one epoch."""
+    epochs = shop.scale.epochs
+    along = [ToyNet((UNITS,) * 3, epoch, epochs) for epoch in epochs[: ALONG[shop.scale_name]]]
+    others = [*WIDER[shop.scale_name], *((UNITS,) * depth for depth in DEPTHS[shop.scale_name])]
+    return [*along, *(ToyNet(widths) for widths in others)]
+
+
+def measure_small(shop: Workshop, costs: Costs) -> list[Net]:
+    """The accuracy of every option in the small networks."""
+    found = []
+    for net in small_nets(shop):
+        entries = read_result(shop.measure(net, OPTIONS, shop.scale.samples, apart="beyond"))["estimators"]
+        options = {label: per_layer(entries[label]["layers"]) for label in (named(option)[0] for option in OPTIONS)}
+        layers = [entry["name"] for entry in entries[PAPER]["layers"]]
+        state = f"epoch {net.epoch:,}"
+        title = f"{net.shape if len(net.widths) <= 3 else f'{len(net.widths)} × {net.widths[0]}'},\n{state}"
+        found.append(Net(f"{net.shape}, {state}", title, False, "the exact gradient", layers, options, {}, costs[net.shape]))
+    return found
+
+
+def measure_wide(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> list[Net]:
+    """The accuracy of every option in the wide networks that are looked at, before and after their training."""
+    ways = {named(option)[0]: (option, "one") for option in OPTIONS} | WAYS
+    looked_at = [(setting, state) for setting in settings if setting.looked_at is not None for state in STATES]
+    references, cells = {}, {}
+    for where in looked_at:
+        references[where], cells[where] = _cells(shop, *where, ways)
+    made = shop.cells("beyond", list(references.values()))
+    drawn = shop.cells("beyond", [cell for several in cells.values() for cell in several.values()])
+    nets = []
+    for setting, state in looked_at:
+        reference, several = references[setting, state], cells[setting, state]
+        layers = made[reference.name]["result"]["layers"]
+        numbers = {label: per_layer(drawn[cell.name]["result"]["layers"]) for label, cell in several.items()}
+        error = max(layer["error"] for layer in layers)
+        nets.append(
+            Net(
+                f"{setting.title}, {STATES[state]}",
+                f"{setting.title},\n{STATES[state]}",
+                True,
+                f"the mean of {reference.cost:,} draws of PSA (its own relative error at most {error:.2g})",
+                [layer["name"] for layer in layers],
+                {label: numbers[label] for label in ways if label not in WAYS},
+                {label: numbers[label] for label in WAYS},
+                costs[setting.key],
+            )
+        )
+    return nets
+
+
+def _cells(shop: Workshop, setting: Setting, state: str, ways: Mapping[str, tuple[str, str]]) -> tuple[Cell, dict[str, Cell]]:
+    """The cell of the reference in one network, and the cells of all options and ways, which need it."""
+    root, prefix = shop.folder / shop.CELLS, f"beyond-{setting.key}-{state}"
+    points, draws, option_draws = EFFORTS[shop.scale_name][setting.key.partition("-")[0]]
+    training = setting.cell(shop, MEASURED, setting.looked_at or 0.0)
+    settings = {**training.settings, "trained": state == "trained", "points": points, "draws": draws}
+    inputs = {**training.inputs, RUN: str(training.folder(root) / RUN)}
+    reference = Cell(f"{prefix}-reference", reference_cell, settings, draws, inputs)
+    given = {REFERENCE: str(reference.folder(root))}
+    cells = {}
+    for label, (option, way) in ways.items():
+        name = f"{prefix}-{option}" + ("" if way == "one" else f"-{way.replace(' ', '-')}")
+        more = {"option": option, "way": way, "option_draws": option_draws}
+        cells[label] = Cell(name, option_cell, {**settings, **more}, option_draws, given)
+    return reference, cells
+
+
+def reference_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Draw the reference, and store it with the network and the data points.
+
+    Returns:
+        The ``layers``: the reference's length in each, and its own standard error relative to that.
+    """
+    config, data = prepared(settings, place)
+    net = make_net(config, data)
+    if settings["trained"]:
+        net.load_state_dict(read_weights(Path(place.inputs[RUN]))[0])
+    else:
+        net.initialize(data.train.x[:INITIAL], generator=torch.Generator().manual_seed(config.seed))
+    x, y = (part[: settings["points"]].clone() for part in (data.train.x, data.train.y))
+    problem, count = Problem(net, x, CrossEntropy(y)), settings["draws"]
+    label, estimator = named(MEASURED)
+    reference = mean_of_draws(problem.layers(), label, count, _draws(problem, estimator, count, config.seed, place))
+    weights = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
+    known = torch.tensor([[layer.length, layer.error] for layer in reference.layers])
+    stored = {**weights, "gradient": reference.gradient, "known": known, "x": x, "y": y}
+    files.write(place.folder / PROBLEM, files.tensors_to_bytes(PROBLEM_FORMAT, stored))
+    return {"layers": [asdict(layer) for layer in reference.layers]}
+
+
+def option_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Draw gradients of one option.
+
+    Returns:
+        The ``layers``: accuracies as :mod:`flipgrad.gradeval` has them, relative to the reference's length. The bias is the
+        distance of the option's mean from the reference, without the reference's own error.
+    """
+    file = Path(place.inputs[REFERENCE]) / PROBLEM
+    fix = f"delete '{file.parent}', and it is made again"
+    stored, _ = files.read_tensors(file, PROBLEM_FORMAT, missing=fix, broken=fix)
+    x, y = stored["x"], stored["y"]
+    net = _network(settings["config"], x, y)
+    net.load_state_dict({name[4:]: tensor for name, tensor in stored.items() if name.startswith("net.")})
+    problem, count = Problem(net, x, CrossEntropy(y)), settings["option_draws"]
+    layers = problem.layers()
+    known = [ReferenceLayer(layer, *numbers) for layer, numbers in zip(layers, stored["known"].tolist(), strict=True)]
+    reference = Reference(stored["gradient"], "draws", named(MEASURED)[0], settings["draws"], known)
+    # The same noise for all options, so that their numbers differ by what they do with it.
+    made = _draws(problem, of_draws(settings["option"], settings["way"]), count, settings["config"]["seed"], place, "options")
+    return {"layers": [asdict(layer) for layer in accuracy_of_draws(layers, reference, settings["option"], count, made)]}
+
+
+def _network(config: Mapping[str, Any], x: Tensor, y: Tensor) -> Sequential:
+    """A network for these examples, untrained; no data are read."""
+    return make_net(
+        TrainConfig.from_json(config), DataSet(config["data"], Split(x, y), Split(x, y), classes=10, background=0.0)
+    )
+
+
+def _draws(
+    problem: Problem, estimator: Estimator, count: int, seed: int, place: Place, purpose: str = "reference"
+) -> Iterator[Tensor]:
+    """One after the other: in wide networks that is faster than many at once."""
+    noise = stream([seed, zlib.crc32(purpose.encode())], problem.x.device)
+    for start in range(0, count, DRAWS_AT_ONCE):
+        yield one_by_one(problem, estimator, min(DRAWS_AT_ONCE, count - start), noise)
+        place.tick(min(1.0, (start + DRAWS_AT_ONCE) / count))
+
+
+def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> dict[str, dict[str, float]]:
+    """The time of a gradient over that of PSA, by network and option; found again where it was measured before.
+
+    It runs alone and on one thread, as the trainings do.
+    """
+    path = shop.stored(COSTS)
+    if not path.exists():
+        batch, repeats = SCALES[shop.scale_name]
+        several = repeats * MORE_REPEATS if repeats > 1 else 1
+        options = dict(named(option) for option in OPTIONS)
+        ways = {label: of_draws(*way) for label, way in WAYS.items()}
+        seconds: dict[str, dict[str, float]] = {}
+        for net in small_nets(shop):
+            if net.shape not in seconds:
+                seconds[net.shape] = _time(shop, net.shape, shop.network(net), shop.data.x, shop.data.y, options, several)
+        generator = torch.Generator().manual_seed(shop.seed)
+        for setting in settings:
+            x = torch.randn(batch, *SHAPES[setting.plan.data], generator=generator)
+            y = torch.randint(10, (batch,), generator=generator)
+            config = setting.cell(shop, MEASURED, setting.rates[0]).settings["config"]
+            network = _network(config, x, y).initialize(x, generator=generator)
+            seconds[setting.key] = _time(shop, setting.key, network, x, y, {**options, **ways}, repeats)
+        shop.store(COSTS, {"seconds": seconds, "batch": batch, "repeats": repeats})
+    stored: dict[str, dict[str, float]] = read_result(path)["seconds"]
+    return {name: {label: own / times[PAPER] for label, own in times.items()} for name, times in stored.items()}
+
+
+def _time(
+    shop: Workshop, name: str, net: Sequential, x: Tensor, y: Tensor, rules: Mapping[str, Estimator], repeats: int
+) -> dict[str, float]:
+    """Seconds of a gradient by every rule."""
+    generator, objective, total = torch.Generator().manual_seed(shop.seed), CrossEntropy(y), (repeats + 1) * len(rules)
+    works = {label: gradient(net, x, objective, rule, generator) for label, rule in rules.items()}
+
+    def done(label: str) -> None:
+        shop.report(f"beyond: time of {name}", 1, total)
+
+    with threads(1):
+        # The processor's time, as others may be using it.
+        return fastest(works, repeats=repeats, clock=time.process_time, done=done)
