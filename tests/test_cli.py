@@ -11,17 +11,10 @@ import pytest
 import torch
 import typer
 
+from command_line import flipgrad
 from flipgrad import cli, files
 from flipgrad.estimators import ESTIMATORS, facts
 from flipgrad.training import RunFolder, TrainConfig
-
-
-def flipgrad(capsys, *arguments):
-    """Exit code, standard output and standard error of a command."""
-    with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
-    output = capsys.readouterr()
-    return stop.value.code, output.out, output.err
 
 
 def test_train_prints_a_table_and_stores_everything(tmp_path, capsys):

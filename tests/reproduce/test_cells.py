@@ -12,17 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from pieces import attempts, counting, die, fail, refuse
+from pieces import attempts, counting, die, fail, refuse, silent
 
 import flipgrad as fg
 from flipgrad.reproduce._cells import Cell, CellError, attempt
 from flipgrad.reproduce._local import LocalRunner
 from flipgrad.training.lock import FolderLock
-
-
-def silent(name: str, new: int) -> None:
-    """Nobody watches."""
-
 
 # Processes of their own take seconds to start, so that few tests have some.
 BOTH = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from pieces import silent
 
 import flipgrad as fg
 from flipgrad import reproduce
@@ -13,11 +14,6 @@ from flipgrad.reproduce._experiment import Accuracies
 from flipgrad.reproduce._workshop import ToyNet
 from flipgrad.reproduce.accuracy import better_than_st, negative_cosines, one_draw_against_many, unbiased_in_the_last_layer
 from flipgrad.reproduce.size import advantage_grows
-
-
-def silent(what: str, new: int, total: int) -> None:
-    """Nobody watches."""
-
 
 # In one process: all of them need the figures, which take a minute.
 pytestmark = pytest.mark.xdist_group("reproduce")
