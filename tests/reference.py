@@ -229,6 +229,14 @@ def mean_gradient(
     return gradients(total, net)
 
 
+def assert_unbiased_by_enumeration(
+    net: fg.Sequential, graph: Graph, x: Tensor, objective: fg.CrossEntropy, estimator: fg.Estimator
+) -> None:
+    """The expectation of the estimator's gradient is the gradient of the expectation, as sums over all joint states."""
+    exact = gradients(expected_loss(graph, x, objective).sum(), net)
+    assert_same(mean_gradient(net, graph, x, objective, estimator), exact)
+
+
 def gradients(loss: Tensor, net: nn.Module, **others: Tensor) -> Gradients:
     """The gradient in every parameter, and in ``others``, by name; 0 where the loss does not depend on it."""
     named = dict(net.named_parameters()) | others

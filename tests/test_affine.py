@@ -16,16 +16,9 @@ from flipgrad.errors import InputError
 from flipgrad.flips import Geometry, naive
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
+from random_tensors import normal, states
 
 NOISES = [Logistic(), Normal(), Laplace(0.8), Uniform(2.0)]
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def states(*shape: int, seed: int = 0) -> Tensor:
-    return normal(*shape, seed=seed).sign()
 
 
 def randomized(layer: BinaryLayer, seed: int = 5) -> BinaryLayer:

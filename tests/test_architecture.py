@@ -1,4 +1,4 @@
-"""Dependencies point downwards, and nothing in the package runs what it reads, by unpickling or evaluating it."""
+"""Dependencies point downwards, nothing in the package runs what it reads, and no test imports another."""
 
 from __future__ import annotations
 
@@ -141,3 +141,28 @@ def test_no_function_is_too_long_to_read_in_one_go():
     assert len(functions) > 500
     for path, node in functions:
         assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name}"
+
+
+def imported_tests(tree: ast.AST) -> set[str]:
+    """What a file imports from, or of, modules that hold tests."""
+    names = {name for node in ast.walk(tree) for name in imported_names(node)}
+    return {name for name in names if any(part.startswith("test_") for part in name.split("."))}
+
+
+def test_no_test_imports_another():
+    """What several tests use is in a module of its own beside them, whose name says what it holds."""
+    paths = sorted(Path(__file__).parent.rglob("*.py"))
+    assert len(paths) > 100
+    for path in paths:
+        assert not imported_tests(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+def test_an_import_of_a_test_would_be_found():
+    for line in (
+        "from test_psa import dense",
+        "import test_psa",
+        "from torture import test_torture",
+        "from .test_psa import dense",
+    ):
+        assert imported_tests(ast.parse(f"def function():\n    {line}")), line
+    assert not imported_tests(ast.parse("import pytest\nfrom torch.testing import assert_close"))

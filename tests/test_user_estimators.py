@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import flipgrad as fg
-from flipgrad import cli
+from command_line import flipgrad
 from flipgrad.estimators.names import by_name, for_training, is_user_estimator
 from pictures import render_nothing
 
@@ -63,13 +63,6 @@ def _mine(tmp_path, monkeypatch):
     sys.modules.pop(MODULE, None)
 
 
-def command(capsys, *arguments):
-    """The exit code, the output and the message of a command."""
-    with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
-    return stop.value.code, *capsys.readouterr()
-
-
 def test_names_of_ours_are_ours():
     assert not any(
         map(is_user_estimator, ("psa", "psa:mean", "PSA:mean", "arms:8", "concrete:0.1", "reinforce+running", "x:0.1"))
@@ -103,23 +96,23 @@ def test_a_path_estimator_is_measured_beside_ours():
 
 def test_the_command_line_trains_and_goes_on_with_it(capsys):
     name = f"{MODULE}:Mix"
-    code, out, err = command(capsys, "train", *QUICK, "--estimator", name)
+    code, out, err = flipgrad(capsys, "train", *QUICK, "--estimator", name)
     assert (code, err) == (0, "")
     assert "with Mix, 1 epoch" in out
-    assert command(capsys, "train", "--resume", "run", "--epochs", "2", "--estimator", name)[0] == 0
-    assert command(capsys, "evaluate", "run", "--estimator", name)[0] == 0
+    assert flipgrad(capsys, "train", "--resume", "run", "--epochs", "2", "--estimator", name)[0] == 0
+    assert flipgrad(capsys, "evaluate", "run", "--estimator", name)[0] == 0
 
 
 def test_a_file_alone_runs_no_code(capsys, tmp_path):
-    assert command(capsys, "train", *QUICK, "--estimator", f"{MODULE}:Mix")[0] == 0
+    assert flipgrad(capsys, "train", *QUICK, "--estimator", f"{MODULE}:Mix")[0] == 0
     sys.modules.pop(MODULE)
     (tmp_path / "imported").unlink()
     for words in (("evaluate", "run"), ("train", "--resume", "run", "--epochs", "2")):
-        code, _, err = command(capsys, *words)
+        code, _, err = flipgrad(capsys, *words)
         assert code == 2
         assert f"names your own code '{MODULE}:Mix' as the estimator" in err
         assert f"if you trust it, add --estimator {MODULE}:Mix (in Python" in err
-        assert "a run keeps its own" in command(capsys, *words, "--estimator", "psa")[2]
+        assert "a run keeps its own" in flipgrad(capsys, *words, "--estimator", "psa")[2]
     assert not (tmp_path / "imported").exists()
 
 
@@ -136,6 +129,6 @@ def test_a_file_alone_runs_no_code(capsys, tmp_path):
 def test_mistakes_are_one_line(name, message, capsys):
     with pytest.raises(fg.InputError, match=message):
         for_training(name, 1)
-    code, _, err = command(capsys, "train", *QUICK, "--estimator", name)
+    code, _, err = flipgrad(capsys, "train", *QUICK, "--estimator", name)
     assert code == 2
     assert err.count("\n") == 1

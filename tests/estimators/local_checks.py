@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from test_psa import dense
 from torch import Generator, Tensor, nn
 
 import flipgrad as fg
@@ -41,6 +40,14 @@ def assert_is(estimator, net, x, objective, expected: Tensor) -> None:
     g = gradients(expected @ weights, net, input=x)
     assert all(bool((gradient != 0).any()) for gradient in g.values())
     assert_same(gradients(losses @ weights, net, input=x), g)
+
+
+def dense(layer: fg.BinaryConv2d, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The matrix [outputs, inputs] of a convolution on images of ``shape``, and its bias, differentiable in both."""
+    zero = torch.zeros(1, *shape, dtype=layer.weight.dtype)
+    basis = torch.eye(zero.numel(), dtype=zero.dtype).view(-1, *shape)
+    bias = nn.Conv2d.forward(layer, zero).flatten()
+    return (nn.Conv2d.forward(layer, basis).flatten(1) - bias).t(), bias
 
 
 def assert_convolution_is_its_matrix(estimator) -> None:

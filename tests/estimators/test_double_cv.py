@@ -1,7 +1,7 @@
 import pytest
 import torch
 from torch import nn
-from unbiasedness import Broken, assert_caught, assert_unbiased, exact_gradients, random_net
+from unbiasedness import Broken, assert_caught, assert_unbiased, exact_gradients, random_net, train_parameters, variance_loss
 
 import flipgrad as fg
 from flipgrad.contract import Batch
@@ -70,21 +70,11 @@ def test_is_the_formula_for_two_samples():
 def test_variance_is_lower_than_without_taylor_terms_and_training_lowers_it_further():
     net, x, y = random_net((3, 4), fg.Logistic())
     many, objective = x.expand(300, 2), fg.CrossEntropy(y.expand(300))
-
-    def variance(estimator):
-        generator = torch.Generator().manual_seed(1)
-        return sum(estimator.variance_loss(net, many, objective, generator=generator).item() for _ in range(10)) / 10
-
-    plain, estimator = variance(fg.DoubleCV(alpha=0.0)), fg.DoubleCV()
-    start = variance(estimator)
+    plain, estimator = variance_loss(fg.DoubleCV(alpha=0.0), net, many, objective), fg.DoubleCV()
+    start = variance_loss(estimator, net, many, objective)
     assert start < 0.9 * plain
-    optimizer = torch.optim.Adam(estimator.parameters(), 0.03)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(60):
-        optimizer.zero_grad()
-        estimator.variance_loss(net, many, objective, generator=generator).backward()
-        optimizer.step()
-    assert variance(estimator) < 0.95 * start
+    train_parameters(estimator, net, many, objective, rate=0.03)
+    assert variance_loss(estimator, net, many, objective) < 0.95 * start
     assert all(parameter.grad is None for parameter in net.parameters())
 
 

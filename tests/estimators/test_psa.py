@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch
+from local_checks import assert_convolution_is_its_matrix
 from torch import nn
 
 import flipgrad as fg
 import reference
 from flipgrad.estimators import _head
 from flipgrad.training.models import cifar_net
-from reference import assert_same, batch, build, chain, fully_connected, gradients, mean_gradient, noise_like, paper_psa
+from reference import (
+    assert_same,
+    assert_unbiased_by_enumeration,
+    batch,
+    build,
+    chain,
+    fully_connected,
+    gradients,
+    mean_gradient,
+    noise_like,
+    paper_psa,
+)
 
 
 def compared(net, x, objective, estimator, expected):
@@ -85,8 +97,7 @@ def test_is_unbiased(widths, noise):
     """One hidden layer, or one unit in every layer but the first: no product of probabilities is linearised."""
     net = fully_connected(*widths, noise=reference.NOISES[noise])
     x, objective = batch((2, 2))
-    exact = gradients(reference.expected_loss(chain(net), x, objective).sum(), net)
-    assert_same(mean_gradient(net, chain(net), x, objective, paper_psa()), exact)
+    assert_unbiased_by_enumeration(net, chain(net), x, objective, paper_psa())
 
 
 @pytest.mark.parametrize("linear", [True, False])
@@ -110,8 +121,7 @@ def test_is_unbiased_in_one_layer_with_any_head_and_objective():
     net = fully_connected(2, 4, head=nonlinear(4), scale=1.5)
     x, _ = batch((2, 2))
     objective = fg.SquaredError(torch.randn(2, 3, dtype=x.dtype, generator=torch.Generator().manual_seed(0)))
-    exact = gradients(reference.expected_loss(chain(net), x, objective).sum(), net)
-    assert_same(mean_gradient(net, chain(net), x, objective, paper_psa()), exact)
+    assert_unbiased_by_enumeration(net, chain(net), x, objective, paper_psa())
 
 
 @pytest.mark.parametrize("noise", reference.NOISES)
@@ -218,32 +228,8 @@ def test_differs_from_st():
     assert_same(psa["head.weight"], st["head.weight"])
 
 
-def dense(layer, shape):
-    """The matrix [outputs, inputs] of a convolution on images of ``shape``, and its bias, differentiable in both."""
-    zero = torch.zeros(1, *shape, dtype=layer.weight.dtype)
-    basis = torch.eye(zero.numel(), dtype=zero.dtype).view(-1, *shape)
-    bias = nn.Conv2d.forward(layer, zero).flatten()
-    return (nn.Conv2d.forward(layer, basis).flatten(1) - bias).t(), bias
-
-
 def test_convolution_is_the_fully_connected_net_with_its_matrix():
-    conv, x, objective = build("conv", "mixed")
-    z = noise_like(chain(conv), x)
-    first, second, _, last = (conv[index] for index in range(4))
-    matrices = [dense(first, (2, 5, 4)), dense(second, (3, 5, 4))]
-    layers = [fg.BinaryLinear(40, 60, noise=first.noise), fg.BinaryLinear(60, 18, noise=second.noise)]
-    for layer, (weight, bias) in zip(layers, matrices, strict=True):
-        layer.weight, layer.bias = nn.Parameter(weight.detach()), nn.Parameter(bias.detach())
-    net = fg.Sequential(*layers, last, head=conv.head)
-    losses = conv(x, objective, estimator=paper_psa(), noise=z)
-    flat = net(x.flatten(1), objective, estimator=paper_psa(), noise=[t.flatten(1) for t in z])
-    assert_same(losses, flat)
-    expected = gradients(losses.sum(), conv)
-    g = gradients(flat.sum(), net)
-    for index, layer in enumerate((first, second)):
-        pulled = torch.autograd.grad(matrices[index], [layer.weight, layer.bias], [g[f"{index}.weight"], g[f"{index}.bias"]])
-        assert_same(pulled, (expected[f"{index}.weight"], expected[f"{index}.bias"]))
-    assert_same(g["2.weight"], expected["3.weight"])
+    assert_convolution_is_its_matrix(paper_psa())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

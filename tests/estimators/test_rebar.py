@@ -1,7 +1,7 @@
 import pytest
 import torch
 from torch import nn
-from unbiasedness import assert_caught, assert_unbiased, random_net
+from unbiasedness import assert_caught, assert_unbiased, random_net, train_parameters, variance_loss
 
 import flipgrad as fg
 from flipgrad.contract import Batch
@@ -71,11 +71,6 @@ def test_is_the_formula_for_one_layer():
     assert torch.allclose(g, expected, rtol=1e-5)
 
 
-def variance(estimator, net, x, objective):
-    generator = torch.Generator().manual_seed(1)
-    return sum(estimator.variance_loss(net, x, objective, generator=generator).item() for _ in range(10)) / 10
-
-
 def test_variance_loss_is_the_squared_length_and_has_its_derivative():
     net, x, y = random_net((3, 4), fg.Normal(1.5))
     many, objective = x.expand(20, 2), fg.CrossEntropy(y.expand(20))
@@ -125,31 +120,26 @@ def test_training_along_with_momentum_lowers_the_variance_and_stays_finite():
     net, x, y = random_net((3, 4), fg.Logistic())
     many, objective = x.expand(100, 2), fg.CrossEntropy(y.expand(100))
     rebar = fg.REBAR(temperature=2.0, scale=0.3)
-    start = variance(rebar, net, many, objective)
+    start = variance_loss(rebar, net, many, objective)
     optimizer = torch.optim.SGD(rebar.parameters(), 0.5, momentum=0.9)
     generator = torch.Generator().manual_seed(0)
     for _ in range(40):
         optimizer.zero_grad()
         net(many, objective, estimator=rebar, generator=generator).mean().backward()
         optimizer.step()
-    assert variance(rebar, net, many, objective) < 0.6 * start
+    assert variance_loss(rebar, net, many, objective) < 0.6 * start
 
 
 def test_training_lowers_the_variance():
     net, x, y = random_net((3, 4), fg.Logistic())
     many, objective = x.expand(300, 2), fg.CrossEntropy(y.expand(300))
     rebar = fg.REBAR(temperature=2.0, scale=0.3)
-    start = variance(rebar, net, many, objective)
-    optimizer = torch.optim.Adam(rebar.parameters(), 0.1)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(60):
-        optimizer.zero_grad()
-        rebar.variance_loss(net, many, objective, generator=generator).backward()
-        optimizer.step()
-    trained = variance(rebar, net, many, objective)
+    start = variance_loss(rebar, net, many, objective)
+    train_parameters(rebar, net, many, objective, rate=0.1)
+    trained = variance_loss(rebar, net, many, objective)
     assert trained < 0.5 * start
     # And below that of a vanishing control variate, which is REINFORCE.
-    assert trained < 0.5 * variance(fg.REBAR(scale=1e-6), net, many, objective)
+    assert trained < 0.5 * variance_loss(fg.REBAR(scale=1e-6), net, many, objective)
 
 
 @pytest.mark.parametrize("kind", [fg.REBAR, fg.RELAX])

@@ -38,6 +38,11 @@ def with_baselines(baselines: dict, varied: str) -> tuple[pytest.MarkDecorator, 
     return pytest.mark.parametrize(("widths", "noise", "baseline"), pairs), pytest.mark.parametrize("baseline", alone)
 
 
+def perfect_baseline(net: fg.Sequential, x: Tensor, y: Tensor) -> fg.ConstantBaseline:
+    """The expected loss."""
+    return fg.ConstantBaseline(fg.exact.expected_loss(net, x, fg.CrossEntropy(y)))
+
+
 def random_net(widths: tuple[int, ...], noise: fg.Noise, seed: int = 0) -> tuple[fg.Sequential, Tensor, Tensor]:
     """A fully connected net with distinct gradients in every layer, one input and its label, in float64."""
     torch.manual_seed(seed)
@@ -141,6 +146,22 @@ def assert_less_variance(net, x, y, better, worse, ratio: float = 1.0) -> None:
     high, high_error = variance(net, x, y, worse, seed=1)
     margin = 3 * (low_error**2 + (ratio * high_error) ** 2) ** 0.5
     assert low + margin < ratio * high, f"variances {low:.4g} and {high:.4g}, margin {margin:.2g}"
+
+
+def variance_loss(estimator, net, x, objective) -> float:
+    """The loss that the estimator's own parameters minimise, a mean over 10 draws that are the same for all estimators."""
+    generator = torch.Generator().manual_seed(1)
+    return sum(estimator.variance_loss(net, x, objective, generator=generator).item() for _ in range(10)) / 10
+
+
+def train_parameters(estimator, net, x, objective, rate: float, steps: int = 60) -> None:
+    """Lower the estimator's variance loss by Adam."""
+    optimizer = torch.optim.Adam(estimator.parameters(), rate)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        estimator.variance_loss(net, x, objective, generator=generator).backward()
+        optimizer.step()
 
 
 class Broken(PathEstimator):

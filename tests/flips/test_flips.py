@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
+from flip_layers import Layer, small_convolutions
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flipgrad import flips
 from flipgrad.errors import InputError
 from flipgrad.flips import Geometry, naive, vectorized
-from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
+from flipgrad.noise import Laplace, Logistic, Normal, Uniform
+from random_tensors import channels_last, layouts, normal, states, strided
 
 NOISES = [Logistic(), Normal(), Laplace(0.8), Uniform(2.0)]
 WEIGHTS = [1e-4, 1e-2, 0.3, 2.0, 20.0]
@@ -23,31 +23,8 @@ WEIGHTS = [1e-4, 1e-2, 0.3, 2.0, 20.0]
 every_noise = pytest.mark.parametrize("noise", NOISES, ids=repr)
 
 
-@dataclass
-class Case:
-    """A layer's arguments, in float32 or float64; without a geometry, of a fully connected one."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor
-    noise: Noise
-    geometry: Geometry | None = None
-    seed: int = 0
-
-    @property
-    def a(self) -> Tensor:
-        """The pre-activations, rounded once."""
-        x, weight, bias = self.x.double(), self.weight.double(), self.bias.double()
-        linear = self.geometry is None
-        a = functional.linear(x, weight, bias) if linear else functional.conv2d(x, weight, bias, *self.geometry)
-        return a.to(self.x.dtype)
-
-    @property
-    def grad(self) -> Tensor:
-        return normal(*self.a.shape, seed=self.seed + 1).to(self.x.dtype)
-
-    def expected(self) -> Tensor:
-        return naive.flip_product(self.x, self.weight, self.bias, self.grad, self.noise, self.geometry)
+class Case(Layer):
+    """Computed by the kernel that is chosen."""
 
     def actual(self, layout=lambda t: t) -> Tensor:
         return self.product(*(layout(t) for t in (self.x, self.a, self.grad)))
@@ -65,14 +42,6 @@ class Case:
         rounding = 1e-15 if isinstance(self.noise, Logistic) else max(1e-15, torch.finfo(self.x.dtype).eps)
         allowed = relative * expected.norm() + rounding * self.grad.double().abs().sum()
         assert float((actual.double() - expected).norm()) <= float(allowed)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def states(*shape: int, seed: int = 0) -> Tensor:
-    return normal(*shape, seed=seed).sign()
 
 
 def case(shape, weight, noise, *, scale=1.0, dtype=torch.float64, seed=0, **rest) -> Case:
@@ -99,36 +68,8 @@ def linear_cases(draw) -> Case:
 
 @st.composite
 def conv_cases(draw) -> Case:
-    def two(low, high):
-        return draw(st.integers(low, high)), draw(st.integers(low, high))
-
-    batch, groups = draw(st.integers(0, 3)), draw(st.integers(1, 3))
-    inputs, outputs = draw(st.sampled_from([1, 2, 3, 7])), draw(st.sampled_from([1, 2, 5]))
-    kernel, stride, padding, dilation, more = two(1, 4), two(1, 3), two(0, 2), two(1, 2), two(0, 3)
-    size = [max(1, d * (k - 1) + 1 - 2 * p) + m for d, k, p, m in zip(dilation, kernel, padding, more, strict=True)]
-    return case(
-        (batch, groups * inputs, *size),
-        (groups * outputs, inputs, *kernel),
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        **{name: draw(value) for name, value in common.items()},
-    )
-
-
-def strided(t: Tensor) -> Tensor:
-    """The same numbers, each the second of two in memory, the dimensions in reverse order."""
-    apart = torch.stack([torch.full_like(t, torch.nan), t], -1)
-    apart = apart.permute(*reversed(range(t.dim())), t.dim()).contiguous()
-    return apart[..., 1].permute(*reversed(range(t.dim())))
-
-
-def channels_last(t: Tensor) -> Tensor:
-    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t.t().contiguous().t()
-
-
-layouts = st.sampled_from([torch.Tensor.contiguous, strided, channels_last])
+    shape, weight, geometry = draw(small_convolutions)
+    return case(shape, weight, **geometry._asdict(), **{name: draw(value) for name, value in common.items()})
 
 
 def test_naive_linear_by_hand():

@@ -8,14 +8,24 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
+from flip_layers import (
+    PRECISION,
+    SIZES,
+    GridLayer,
+    assert_log_ratios_of_large_numbers,
+    channels,
+    convolutions,
+    far_layer,
+    grid_options,
+    precise_product,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Generator, Tensor
-from torch.nn import functional
+from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.estimators._draws import conditional
@@ -25,13 +35,9 @@ from flipgrad.flips.form import BLOCK, Form, compiled_moments
 from flipgrad.flips.separable import fused_product
 from flipgrad.native import library, sampling
 from flipgrad.noise import Laplace, Logistic, Normal, Uniform
+from random_tensors import channels_last, layouts, normal, strided
 
 needs_library = pytest.mark.skipif(not library.available(), reason=library.reason() or "compiled")
-
-PRECISION = {torch.float32: 1e-5, torch.float64: 1e-12}
-# Of log ratios: absolute, or relative to the size of what is summed where that is above 1.
-RATIO_PRECISION = {torch.float32: 5e-6, torch.float64: 1e-12}
-SIZES = [1e-4, 1e-2, 0.3, 2.0, 20.0]
 
 
 @pytest.fixture(params=[False, True], ids=["fastest", "portable"])
@@ -49,117 +55,27 @@ def _poison():
     torch.set_num_threads(1)
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def on_grid(t: Tensor, step: float) -> Tensor:
-    return (t / step).round() * step
-
-
-@dataclass
-class Case:
-    """A layer whose numbers lie on so coarse a grid that float32 pre-activations are exact; its flip product or log ratio."""
-
-    shape: tuple[int, ...]
-    weight_shape: tuple[int, ...]
-    size: float
-    seed: int
-    scale: float = 1.0
-    zeros: bool = False
-    ratio: bool = False
-    geometry: Geometry | None = None
-
-    def __post_init__(self) -> None:
-        step = 2.0 ** math.ceil(math.log2(self.size) - 9)
-        self.x = normal(*self.shape, seed=self.seed).sign()
-        if self.zeros:
-            self.x[normal(*self.shape, seed=self.seed + 1) > 1] = 0
-        self.weight = on_grid(self.size * normal(*self.weight_shape, seed=self.seed + 2).clamp(-1, 1), step)
-        self.bias = on_grid((1e3 * step * normal(self.weight_shape[0], seed=self.seed + 3)).clamp(-100, 100), step)
-        if len(self.shape) == 2:
-            self.a = functional.linear(self.x, self.weight, self.bias)
-        else:
-            self.geometry = self.geometry or Geometry()
-            self.a = functional.conv2d(self.x, self.weight, self.bias, *self.geometry)
-        assert torch.equal(self.a.float().double(), self.a)
-        # Exact in float32 too.
-        self.grad = normal(*self.a.shape, seed=self.seed + 4).float().double()
-        if self.ratio:
-            # Likely output states, unlikely ones, and some that are none.
-            self.grad = (4 * self.grad + self.a / self.scale).sign() * (self.grad > -2)
-
-    def function(self, module):
-        return module.log_ratio if self.ratio else module.flip_product
-
-    def expected(self) -> Tensor:
-        return self.function(naive)(self.x, self.weight, self.bias, self.grad, Logistic(self.scale), self.geometry)
+class Case(GridLayer):
+    """Computed by the compiled kernels."""
 
     def actual(self, dtype: torch.dtype, layout=lambda t: t) -> Tensor:
         x, a, grad = (layout(t.to(dtype)) for t in (self.x, self.a, self.grad))
         return self.function(compiled)(x, a, grad, self.weight.to(dtype), Logistic(self.scale), self.geometry)
 
-    def assert_right(self, layout=lambda t: t) -> None:
-        expected = self.expected()
-        for dtype, precision in PRECISION.items():
-            actual = self.actual(dtype, layout)
-            assert actual.dtype == dtype
-            assert actual.shape == expected.shape
-            assert not actual[self.x == 0].any()
-            if self.ratio:
-                allowed = RATIO_PRECISION[dtype] * max(1.0, *expected.abs().flatten().tolist(), 0.0)
-                torch.testing.assert_close(actual.double(), expected, rtol=0, atol=allowed)
-                continue
-            # The last term is the rounding of the reference, which takes differences of probabilities near 1.
-            allowed = precision * expected.norm() + 1e-15 * self.grad.abs().sum()
-            assert float((actual.double() - expected).norm()) <= float(allowed)
-
-
-channels = st.sampled_from([1, 3, 7, 20, 33])
-common = {
-    "size": st.sampled_from(SIZES),
-    "seed": st.integers(0, 1000),
-    "scale": st.sampled_from([1.0, 0.7, 5.0]),
-    "zeros": st.booleans(),
-    "ratio": st.booleans(),
-}
-
 
 @st.composite
 def linear_cases(draw) -> Case:
     batch, inputs, outputs = draw(st.sampled_from([0, 1, 2, 9, 20])), draw(channels), draw(channels)
-    return Case((batch, inputs), (outputs, inputs), **{name: draw(value) for name, value in common.items()})
+    return Case((batch, inputs), (outputs, inputs), **{name: draw(value) for name, value in grid_options.items()})
 
 
 @st.composite
 def conv_cases(draw) -> Case:
-    def two(low, high):
-        return draw(st.integers(low, high)), draw(st.integers(low, high))
-
-    batch, groups = draw(st.sampled_from([0, 1, 2, 10])), draw(st.integers(1, 3))
-    inputs, outputs = draw(channels), draw(channels)
-    kernel, stride, padding, dilation, more = two(1, 5), two(1, 3), two(0, 2), two(1, 2), two(0, 2)
-    size = [max(1, d * (k - 1) + 1 - 2 * p) + m for d, k, p, m in zip(dilation, kernel, padding, more, strict=True)]
     # The reference evaluates the layer once per unit.
-    if groups * inputs * size[0] * size[1] > 120:
-        inputs, groups = min(inputs, 7), 1
-    shapes = (batch, groups * inputs, *size), (groups * outputs, inputs, *kernel)
-    geometry = Geometry(stride, padding, dilation, groups)
-    return Case(*shapes, geometry=geometry, **{name: draw(value) for name, value in common.items()})
-
-
-def strided(t: Tensor) -> Tensor:
-    """The same numbers, each the second of two in memory, the dimensions in reverse order."""
-    apart = torch.stack([torch.full_like(t, torch.nan), t], -1)
-    apart = apart.permute(*reversed(range(t.dim())), t.dim()).contiguous()
-    return apart[..., 1].permute(*reversed(range(t.dim())))
-
-
-def channels_last(t: Tensor) -> Tensor:
-    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t.t().contiguous().t()
-
-
-layouts = st.sampled_from([torch.Tensor.contiguous, strided, channels_last])
+    shape, weight, geometry = draw(
+        convolutions(st.sampled_from([0, 1, 2, 10]), channels, channels, largest_kernel=5, most_units=120)
+    )
+    return Case(shape, weight, geometry=geometry, **{name: draw(value) for name, value in grid_options.items()})
 
 
 def on_both_paths(check) -> None:
@@ -178,15 +94,7 @@ def on_both_paths(check) -> None:
 @given(st.data(), layouts)
 def test_kernels_are_naive(cases, data, layout):
     layer = data.draw(cases)
-    on_both_paths(lambda: layer.assert_right(layout))
-
-
-def precise(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
-    """The fully connected product in float64, with F(a) - F(b) = -F(a) F(-b) expm1(b - a), which does not cancel."""
-    step = 2 * weight[None] * x[:, None]
-    a = a[:, :, None]
-    change = -torch.sigmoid(a) * torch.sigmoid(step - a) * torch.expm1(-step)
-    return x * (change * grad[:, :, None]).sum(1)
+    on_both_paths(lambda: layer.assert_right(*PRECISION, layout=layout))
 
 
 @needs_library
@@ -195,11 +103,9 @@ def precise(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("reach", [1.0, 20.0, 100.0])
 def test_far_pre_activations_keep_their_digits(reach, size, dtype):
-    x, weight = normal(9, 20).sign(), (size * normal(33, 20, seed=1)).clamp(-20, 20).to(dtype)
-    a = (reach * (2 * torch.rand(9, 33, dtype=torch.float64) - 1)).to(dtype)
-    grad = normal(9, 33, seed=3).to(dtype)
-    u = compiled.flip_product(x.to(dtype), a, grad, weight, Logistic()).double()
-    expected = precise(x, a.double(), grad.double(), weight.double())
+    tensors = far_layer(reach, size, dtype)
+    u = compiled.flip_product(*tensors, Logistic()).double()
+    expected = precise_product(*(t.double() for t in tensors))
     assert float((u - expected).norm() / expected.norm()) < PRECISION[dtype]
 
 
@@ -212,7 +118,7 @@ def test_every_tiny_term_is_right(weight, side, dtype):
     # One output, far out: the term is tiny, and the whole result.
     x, grad = torch.tensor([[1.0, -1.0]], dtype=dtype), torch.ones(1, 1, dtype=dtype)
     a, weights = torch.tensor([[side]], dtype=dtype), torch.full((1, 2), weight, dtype=dtype)
-    expected = precise(*(t.double() for t in (x, a, grad, weights)))
+    expected = precise_product(*(t.double() for t in (x, a, grad, weights)))
     u = compiled.flip_product(x, a, grad, weights, Logistic())
     # Near the smallest normal number, 1e-38 in float32, there are no digits.
     torch.testing.assert_close(u.double(), expected, rtol=PRECISION[dtype], atol=10 * torch.finfo(dtype).tiny)
@@ -233,12 +139,6 @@ def test_weights_beyond_the_kernels_are_right(dtype):
     torch.testing.assert_close(u, expected, rtol=1e-6, atol=1e-30)
 
 
-def logarithms(x: Tensor, a: Tensor, states: Tensor, weight: Tensor) -> Tensor:
-    """The terms [B, out, in] of the fully connected log ratio in float64."""
-    before, after = states * a, states[:, :, None] * (a[:, :, None] - 2 * weight[None] * x[:, None])
-    return functional.logsigmoid(after) - functional.logsigmoid(before)[:, :, None]
-
-
 @needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -246,16 +146,7 @@ def logarithms(x: Tensor, a: Tensor, states: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("units", [(1, 1), (16, 5), (70, 300)])
 def test_log_ratios_of_large_numbers(units, reach, dtype):
     for size in (*SIZES, 10.0, 80.0, 1000.0):
-        x, weight = normal(9, units[0]).sign().to(dtype), (size * normal(units[1], units[0], seed=1).clamp(-1, 1)).to(dtype)
-        a = (reach * normal(9, units[1], seed=2)).to(dtype)
-        # The last examples' states are mostly unlikely.
-        states = (a + 3 * normal(9, units[1], seed=3)).sign().to(dtype)
-        states[5:] *= -1
-        log_ratio = compiled.log_ratio(x, a, states, weight, Logistic())
-        terms = logarithms(*(t.double() for t in (x, a, states, weight)))
-        # The last part is the rounding of the reference, which takes differences of logarithms as large as a.
-        allowed = RATIO_PRECISION[dtype] * terms.abs().sum(1).clamp(min=1) + 1e-15 * reach * units[1]
-        assert bool(((log_ratio - terms.sum(1)).abs() <= allowed).all()), size
+        assert_log_ratios_of_large_numbers(partial(compiled.log_ratio, noise=Logistic()), units, reach, size, dtype)
 
 
 @needs_library

@@ -6,16 +6,18 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from flip_layers import Layer, small_convolutions
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn import functional
 
 from flipgrad.errors import InputError
-from flipgrad.flips import Geometry, _basis, choose, naive, separable, vectorized
+from flipgrad.flips import Geometry, _basis, choose, separable, vectorized
 from flipgrad.flips.form import MAX_RANK, Form, find_form
 from flipgrad.native import library
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
+from random_tensors import layouts, normal, states, strided, uniform
 
 
 @dataclass(frozen=True)
@@ -50,21 +52,9 @@ every_noise = pytest.mark.parametrize("noise", NOISES, ids=repr)
 smooth_noise = pytest.mark.parametrize("noise", SMOOTH, ids=repr)
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def uniform(*shape: int, seed: int = 0) -> Tensor:
-    return 2 * torch.rand(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64) - 1
-
-
 def heavy_tailed(*shape: int, seed: int = 0) -> Tensor:
     """A few weights ten times as large as the rest."""
     return normal(*shape, seed=seed) * torch.where(uniform(*shape, seed=seed + 1) > 0.98, 10.0, 1.0)
-
-
-def states(*shape: int, seed: int = 0) -> Tensor:
-    return normal(*shape, seed=seed).sign()
 
 
 def to_tolerance(x, a, grad, weight, noise, tolerance, geometry=None) -> Tensor:
@@ -78,27 +68,8 @@ def error(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double() - expected.double()).norm() / expected.norm())
 
 
-@dataclass
-class Layer:
-    """A layer's arguments; without a geometry, of a fully connected one."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor
-    noise: Noise
-    geometry: Geometry | None = None
-    seed: int = 0
-
-    @property
-    def a(self) -> Tensor:
-        x, weight, bias = self.x.double(), self.weight.double(), self.bias.double()
-        linear = self.geometry is None
-        a = functional.linear(x, weight, bias) if linear else functional.conv2d(x, weight, bias, *self.geometry)
-        return a.to(self.x.dtype)
-
-    @property
-    def grad(self) -> Tensor:
-        return normal(*self.a.shape, seed=self.seed + 1).to(self.x.dtype)
+class SeparableLayer(Layer):
+    """Computed to a tolerance."""
 
     def size(self, form: Form) -> float:
         """The norm of the product with terms of their usual size and random signs.
@@ -111,9 +82,6 @@ class Layer:
         per_output = (E.square() + O.square()).mean(0).view_as(step).sum(1)
         grad = self.grad.double().square().transpose(0, 1).flatten(1).sum(1)
         return float((per_output * grad).sum().sqrt())
-
-    def expected(self) -> Tensor:
-        return naive.flip_product(self.x, self.weight, self.bias, self.grad, self.noise, self.geometry)
 
     def assert_right(self, tolerance: float, layout) -> None:
         x, a, grad, weight = (layout(t) for t in (self.x, self.a, self.grad, self.weight))
@@ -131,12 +99,12 @@ class Layer:
         assert float((actual.double() - expected).norm()) <= float(allowed)
 
 
-def layer(shape, weight, noise, *, scale=1.0, bias=1.0, dtype=torch.float64, seed=0, **rest) -> Layer:
+def layer(shape, weight, noise, *, scale=1.0, bias=1.0, dtype=torch.float64, seed=0, **rest) -> SeparableLayer:
     """A fully connected layer, or a convolution by the number of dimensions; the rest is its geometry."""
     w = scale * normal(*weight, seed=seed + 2)
     b = bias * normal(weight[0], seed=seed + 3).clamp(-2, 2)
     geometry = Geometry(**rest) if len(shape) == 4 else None
-    return Layer(states(*shape, seed=seed).to(dtype), w.to(dtype), b.to(dtype), noise, geometry, seed)
+    return SeparableLayer(states(*shape, seed=seed).to(dtype), w.to(dtype), b.to(dtype), noise, geometry, seed)
 
 
 common = {
@@ -149,43 +117,17 @@ common = {
 
 
 @st.composite
-def linear_layers(draw) -> Layer:
+def linear_layers(draw) -> SeparableLayer:
     batch, inputs, outputs = draw(st.integers(0, 4)), draw(st.integers(1, 9)), draw(st.integers(1, 9))
     return layer((batch, inputs), (outputs, inputs), **{name: draw(value) for name, value in common.items()})
 
 
 @st.composite
-def conv_layers(draw) -> Layer:
-    def two(low, high):
-        return draw(st.integers(low, high)), draw(st.integers(low, high))
-
-    batch, groups = draw(st.integers(0, 3)), draw(st.integers(1, 3))
-    inputs, outputs = draw(st.sampled_from([1, 2, 3, 7])), draw(st.sampled_from([1, 2, 5]))
-    kernel, stride, padding, dilation, more = two(1, 4), two(1, 3), two(0, 2), two(1, 2), two(0, 3)
-    size = [max(1, d * (k - 1) + 1 - 2 * p) + m for d, k, p, m in zip(dilation, kernel, padding, more, strict=True)]
-    return layer(
-        (batch, groups * inputs, *size),
-        (groups * outputs, inputs, *kernel),
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        **{name: draw(value) for name, value in common.items()},
-    )
+def conv_layers(draw) -> SeparableLayer:
+    shape, weight, geometry = draw(small_convolutions)
+    return layer(shape, weight, **geometry._asdict(), **{name: draw(value) for name, value in common.items()})
 
 
-def strided(t: Tensor) -> Tensor:
-    """The same numbers, each the second of two in memory, the dimensions in reverse order."""
-    apart = torch.stack([torch.full_like(t, torch.nan), t], -1)
-    apart = apart.permute(*reversed(range(t.dim())), t.dim()).contiguous()
-    return apart[..., 1].permute(*reversed(range(t.dim())))
-
-
-def channels_last(t: Tensor) -> Tensor:
-    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t.t().contiguous().t()
-
-
-layouts = st.sampled_from([torch.Tensor.contiguous, strided, channels_last])
 tolerances = st.sampled_from(TOLERANCES)
 
 

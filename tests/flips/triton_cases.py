@@ -4,25 +4,32 @@ an environment variable before Triton is imported, for all of the process."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
+from flip_layers import (
+    PRECISION,
+    SIZES,
+    GridLayer,
+    assert_log_ratios_of_large_numbers,
+    channels,
+    convolutions,
+    far_layer,
+    grid_options,
+    precise_product,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Generator, Tensor
-from torch.nn import functional
+from torch import Tensor
 
 from flipgrad import flips
 from flipgrad.errors import InputError
-from flipgrad.flips import Geometry, naive, triton
+from flipgrad.flips import Geometry, triton
 from flipgrad.flips._arguments import flat
 from flipgrad.noise import Laplace, Logistic, Normal, Uniform
+from random_tensors import channels_last, layouts, strided
 
-PRECISION = {torch.float32: 1e-5, torch.float64: 1e-12}
-# Of log ratios: absolute, or relative to the size of what is summed where that is above 1.
-RATIO_PRECISION = {torch.float32: 5e-6, torch.float64: 1e-12}
-SIZES = [1e-4, 1e-2, 0.3, 2.0, 20.0]
 DEVICE = "cpu" if triton._interpreted() else "cuda"
 
 # Terms whose denominator is beyond the largest number are 0.
@@ -37,158 +44,61 @@ def _poison():
     torch.use_deterministic_algorithms(False)
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def on_grid(t: Tensor, step: float) -> Tensor:
-    return (t / step).round() * step
-
-
-@dataclass
-class Case:
-    """A layer whose numbers lie on so coarse a grid that float32 pre-activations are exact; its flip product or log ratio."""
-
-    shape: tuple[int, ...]
-    weight_shape: tuple[int, ...]
-    size: float = 0.3
-    seed: int = 0
-    scale: float = 1.0
-    zeros: bool = False
-    ratio: bool = False
-    geometry: Geometry | None = None
-
-    def __post_init__(self) -> None:
-        step = 2.0 ** math.ceil(math.log2(self.size) - 9)
-        self.x = normal(*self.shape, seed=self.seed).sign()
-        if self.zeros:
-            self.x[normal(*self.shape, seed=self.seed + 1) > 1] = 0
-        self.weight = on_grid(self.size * normal(*self.weight_shape, seed=self.seed + 2).clamp(-1, 1), step)
-        self.bias = on_grid((1e3 * step * normal(self.weight_shape[0], seed=self.seed + 3)).clamp(-100, 100), step)
-        if len(self.shape) == 2:
-            self.a = functional.linear(self.x, self.weight, self.bias)
-        else:
-            self.geometry = self.geometry or Geometry()
-            self.a = functional.conv2d(self.x, self.weight, self.bias, *self.geometry)
-        assert torch.equal(self.a.float().double(), self.a)
-        # Exact in float32 too.
-        self.grad = normal(*self.a.shape, seed=self.seed + 4).float().double()
-        if self.ratio:
-            # Likely output states, unlikely ones, and some that are none.
-            self.grad = (4 * self.grad + self.a / self.scale).sign() * (self.grad > -2)
-
-    def function(self, module):
-        return module.log_ratio if self.ratio else module.flip_product
-
-    def expected(self) -> Tensor:
-        return self.function(naive)(self.x, self.weight, self.bias, self.grad, Logistic(self.scale), self.geometry)
+class Case(GridLayer):
+    """Computed by the Triton kernel."""
 
     def actual(self, dtype: torch.dtype, layout=lambda t: t) -> Tensor:
         tensors = (layout(t.to(DEVICE, dtype)) for t in (self.x, self.a, self.grad, self.weight))
         return self.function(triton)(*tensors, Logistic(self.scale), self.geometry)
 
-    def assert_right(self, dtype: torch.dtype, layout=lambda t: t) -> None:
-        actual, expected = self.actual(dtype, layout), self.expected()
-        assert actual.dtype == dtype
-        assert actual.shape == expected.shape
-        actual = actual.double().cpu()
-        assert not actual[self.x == 0].any()
-        if self.ratio:
-            allowed = RATIO_PRECISION[dtype] * max(1.0, *expected.abs().flatten().tolist(), 0.0)
-            torch.testing.assert_close(actual, expected, rtol=0, atol=allowed)
-            return
-        # The last term is the rounding of the reference, which takes differences of probabilities near 1.
-        allowed = PRECISION[dtype] * expected.norm() + 1e-15 * self.grad.abs().sum()
-        assert float((actual - expected).norm()) <= float(allowed)
 
-
-def strided(t: Tensor) -> Tensor:
-    """The same numbers, each the second of two in memory, the dimensions in reverse order."""
-    apart = torch.stack([torch.full_like(t, torch.nan), t], -1)
-    apart = apart.permute(*reversed(range(t.dim())), t.dim()).contiguous()
-    return apart[..., 1].permute(*reversed(range(t.dim())))
-
-
-def channels_last(t: Tensor) -> Tensor:
-    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t.t().contiguous().t()
-
-
-layouts = st.sampled_from([torch.Tensor.contiguous, strided, channels_last])
 dtypes = st.sampled_from([torch.float32, torch.float32, torch.float64])
-channels = st.sampled_from([1, 3, 7, 20, 33])
-common = {
-    "size": st.sampled_from(SIZES),
-    "seed": st.integers(0, 1000),
-    "scale": st.sampled_from([1.0, 0.7, 5.0]),
-    "zeros": st.booleans(),
-    "ratio": st.booleans(),
-}
 
 
 @st.composite
 def linear_cases(draw) -> Case:
     batch, inputs, outputs = draw(st.sampled_from([0, 1, 2, 9, 40])), draw(channels), draw(channels)
-    return Case((batch, inputs), (outputs, inputs), **{name: draw(value) for name, value in common.items()})
+    return Case((batch, inputs), (outputs, inputs), **{name: draw(value) for name, value in grid_options.items()})
 
 
 @st.composite
 def conv_cases(draw) -> Case:
-    def two(low, high):
-        return draw(st.integers(low, high)), draw(st.integers(low, high))
-
-    batch, groups = draw(st.integers(0, 3)), draw(st.integers(1, 3))
-    inputs, outputs = draw(st.sampled_from([1, 3, 7])), draw(st.sampled_from([1, 3, 5]))
-    kernel, stride, padding, dilation, more = two(1, 5), two(1, 3), two(0, 2), two(1, 2), two(0, 3)
-    size = [max(1, d * (k - 1) + 1 - 2 * p) + m for d, k, p, m in zip(dilation, kernel, padding, more, strict=True)]
-    return Case(
-        (batch, groups * inputs, *size),
-        (groups * outputs, inputs, *kernel),
-        geometry=Geometry(stride, padding, dilation, groups),
-        **{name: draw(value) for name, value in common.items()},
-    )
+    few = st.sampled_from([1, 3, 7]), st.sampled_from([1, 3, 5])
+    shape, weight, geometry = draw(convolutions(st.integers(0, 3), *few, largest_kernel=5))
+    return Case(shape, weight, geometry=geometry, **{name: draw(value) for name, value in grid_options.items()})
 
 
 @pytest.mark.parametrize("cases", [linear_cases(), conv_cases()], ids=["linear", "convolution"])
 @settings(max_examples=settings().max_examples // 4)
 @given(st.data(), dtypes, layouts)
 def test_kernel_is_naive(cases, data, dtype, layout):
-    data.draw(cases).assert_right(dtype, layout)
+    data.draw(cases).assert_right(dtype, layout=layout)
 
 
 @pytest.mark.parametrize(("ratio", "inputs"), [(False, 20), (True, 33), (False, 70), (True, 70)])
 def test_many_channels_of_a_convolution(ratio, inputs):
     geometry = Geometry(stride=(1, 2), padding=(1, 0), groups=2)
-    Case((2, 2 * inputs, 5, 4), (14, inputs, 3, 2), geometry=geometry, ratio=ratio).assert_right(torch.float32)
+    Case((1, 2 * inputs, 3, 4), (14, inputs, 3, 2), geometry=geometry, ratio=ratio).assert_right(torch.float32)
 
 
 @pytest.mark.parametrize(("ratio", "tile"), [(False, (8, 1, 2)), (True, (2, 16, 8)), (False, (64, 2, 1)), (True, (64, 2, 1))])
 def test_tiles_give_the_same(ratio, tile, monkeypatch):
-    layer = Case((2, 3, 4, 3), (5, 3, 2, 2), geometry=Geometry(padding=(1, 1)), ratio=ratio)
+    # Six places in each of two examples: some tiles have places of both.
+    layer = Case((2, 3, 3, 2), (5, 3, 2, 2), geometry=Geometry(padding=(1, 1)), ratio=ratio)
     monkeypatch.setattr(triton, "_tile", lambda *_: tile)
     layer.assert_right(torch.float64)
 
 
-def precise(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
-    """The fully connected product in float64, with F(a) - F(b) = -F(a) F(-b) expm1(b - a), which does not cancel."""
-    step = 2 * weight[None] * x[:, None]
-    a = a[:, :, None]
-    change = -torch.sigmoid(a) * torch.sigmoid(step - a) * torch.expm1(-step)
-    return x * (change * grad[:, :, None]).sum(1)
-
-
-def product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
+def flip_product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
     return triton.flip_product(*(t.to(DEVICE) for t in (x, a, grad, weight)), Logistic()).cpu()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("reach", "dtype"), [(1.0, torch.float32), (100.0, torch.float32), (100.0, torch.float64)], ids=str)
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("reach", [1.0, 100.0])
 def test_far_pre_activations_keep_their_digits(reach, size, dtype):
-    x, weight = normal(9, 20).sign(), (size * normal(33, 20, seed=1)).clamp(-20, 20).to(dtype)
-    a = (reach * (2 * torch.rand(9, 33, dtype=torch.float64) - 1)).to(dtype)
-    grad = normal(9, 33, seed=3).to(dtype)
-    u = product(x.to(dtype), a, grad, weight).double()
-    expected = precise(x, a.double(), grad.double(), weight.double())
+    tensors = far_layer(reach, size, dtype)
+    expected = precise_product(*(t.double() for t in tensors))
+    u = flip_product(*tensors).double()
     assert float((u - expected).norm() / expected.norm()) < PRECISION[dtype]
 
 
@@ -198,10 +108,10 @@ def test_every_tiny_term_is_right(dtype):
     x, grad = torch.tensor([[1.0, -1.0] * 3] * 4, dtype=dtype), torch.ones(4, 1, dtype=dtype)
     a = torch.tensor([[-100.0], [-40.0], [40.0], [100.0]], dtype=dtype)
     weights = torch.tensor([[0.5, 0.5, 3.0, 3.0, 20.0, 20.0]], dtype=dtype)
-    expected = precise(*(t.double() for t in (x, a, grad, weights)))
+    expected = precise_product(*(t.double() for t in (x, a, grad, weights)))
     # Near the smallest normal number, 1e-38 in float32, there are no digits.
     atol = 10 * torch.finfo(dtype).tiny
-    torch.testing.assert_close(product(x, a, grad, weights).double(), expected, rtol=PRECISION[dtype], atol=atol)
+    torch.testing.assert_close(flip_product(x, a, grad, weights).double(), expected, rtol=PRECISION[dtype], atol=atol)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -211,31 +121,24 @@ def test_huge_numbers_are_right(dtype):
     x, grad = torch.ones(4, 4, dtype=dtype), torch.full((4, 1), 3.0, dtype=dtype)
     weight = torch.tensor([[0.5, 1000.0, -1000.0, 450.0]], dtype=dtype)
     expected = torch.tensor([[0.0, 3, 0, 0], [0, 0, -3, 0], [0, 0, 0, 0], [0, 0, 0, 0]], dtype=dtype)
-    torch.testing.assert_close(product(x, a, grad, weight), expected, rtol=1e-6, atol=1e-30)
+    torch.testing.assert_close(flip_product(x, a, grad, weight), expected, rtol=1e-6, atol=1e-30)
 
 
-def logarithms(x: Tensor, a: Tensor, states: Tensor, weight: Tensor) -> Tensor:
-    """The terms [B, out, in] of the fully connected log ratio in float64."""
-    before, after = states * a, states[:, :, None] * (a[:, :, None] - 2 * weight[None] * x[:, None])
-    return functional.logsigmoid(after) - functional.logsigmoid(before)[:, :, None]
+SOME_PAIRS = [(1.0, 1e-4), (1.0, 2.0), (1.0, 20.0), (100.0, 1000.0), (1e4, 1.0)]
+ALL_PAIRS = list(product((1.0, 100.0, 1e4), (1e-4, 2.0, 20.0, 1000.0)))
 
 
 @pytest.mark.parametrize(
-    ("units", "dtype"), [((1, 1), torch.float64), ((1, 1), torch.float32), ((40, 100), torch.float32)], ids=str
+    ("units", "dtype", "reaches_and_sizes"),
+    [((1, 1), torch.float64, ALL_PAIRS), ((1, 1), torch.float32, ALL_PAIRS), ((40, 30), torch.float32, SOME_PAIRS)],
+    ids=["one unit-float64", "one unit-float32", "many units"],
 )
-@pytest.mark.parametrize("size", [1e-4, 2.0, 20.0, 1000.0])
-@pytest.mark.parametrize("reach", [1.0, 100.0, 1e4])
-def test_log_ratios_of_large_numbers(units, reach, size, dtype):
-    x, weight = normal(9, units[0]).sign().to(dtype), (size * normal(units[1], units[0], seed=1).clamp(-1, 1)).to(dtype)
-    a = (reach * normal(9, units[1], seed=2)).to(dtype)
-    # The last examples' states are mostly unlikely.
-    states = (a + 3 * normal(9, units[1], seed=3)).sign().to(dtype)
-    states[5:] *= -1
-    log_ratio = triton.log_ratio(*(t.to(DEVICE) for t in (x, a, states, weight)), Logistic()).cpu()
-    terms = logarithms(*(t.double() for t in (x, a, states, weight)))
-    # The last part is the rounding of the reference, which takes differences of logarithms as large as a.
-    allowed = RATIO_PRECISION[dtype] * terms.abs().sum(1).clamp(min=1) + 1e-15 * reach * units[1]
-    assert bool(((log_ratio - terms.sum(1)).abs() <= allowed).all())
+def test_log_ratios_of_large_numbers(units, dtype, reaches_and_sizes):
+    def log_ratio(*tensors: Tensor) -> Tensor:
+        return triton.log_ratio(*(t.to(DEVICE) for t in tensors), Logistic()).cpu()
+
+    for reach, size in reaches_and_sizes:
+        assert_log_ratios_of_large_numbers(log_ratio, units, reach, size, dtype)
 
 
 @pytest.mark.parametrize("ratio", [False, True])

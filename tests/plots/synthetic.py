@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
 
 from flipgrad import files
+from flipgrad.plots import Panel
 
 SAMPLES = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
 # Whether unbiased, standard deviation of one sample, bias; both relative. The order is not that of prominence.
@@ -83,3 +85,9 @@ def write(path: Path, content: dict) -> Path:
     """Write a result file."""
     path.write_text(json.dumps(files.with_checksum(content)), encoding="utf-8")
     return path
+
+
+def panels(folder: Path, content: dict, layers: Sequence[str] = ("layer 1", "layer 2", "all")) -> list[Panel]:
+    """Panels of the layers of one result file, written here."""
+    path = write(folder / "result.json", content)
+    return [Panel(path, layer, layer.title()) for layer in layers]

@@ -4,7 +4,7 @@ import matplotlib.colors
 import numpy as np
 import pytest
 from figures import clashes, clipped, labels, lines, marked
-from synthetic import ESTIMATORS, SAMPLES, TEN, result, write
+from synthetic import ESTIMATORS, SAMPLES, TEN, panels, result
 
 from flipgrad.errors import InputError
 from flipgrad.plots import Panel, cosine, rmse
@@ -13,11 +13,6 @@ from flipgrad.plots.style import style_of
 
 FIGURES = {"rmse": rmse_figure, "cosine_mean": cosine_figure}
 each = pytest.mark.parametrize(("key", "draw"), FIGURES.items())
-
-
-def panels(tmp_path, content, layers=("layer 1", "layer 2", "all")):
-    path = write(tmp_path / "result.json", content)
-    return [Panel(path, layer, layer.title()) for layer in layers]
 
 
 @each

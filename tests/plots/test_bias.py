@@ -1,15 +1,10 @@
 import numpy as np
 import pytest
 from figures import clashes, clipped, labels, lines, marked
-from synthetic import ESTIMATORS, result, write
+from synthetic import ESTIMATORS, panels, result
 
-from flipgrad.plots import Panel, bias_and_spread
+from flipgrad.plots import bias_and_spread
 from flipgrad.plots.bias import Span, bias_and_spread_figure
-
-
-def panels(tmp_path, content, layers=("layer 1", "layer 2", "all")):
-    path = write(tmp_path / "result.json", content)
-    return [Panel(path, layer, layer.title()) for layer in layers]
 
 
 def point(axes, name):

@@ -1,4 +1,4 @@
-"""Work for the cells of tests: functions of a module, as other processes need them."""
+"""Work for the cells of tests, functions of a module, as other processes need them; and where they work."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ import torch
 
 import flipgrad as fg
 from flipgrad.reproduce._cells import Cell, Place
+
+
+def silent(*_: object) -> None:
+    """Nobody watches."""
+
+
+def place(folder: Path, stop=lambda: False, report=lambda share: None, **inputs: str) -> Place:
+    """Where a cell works, alone in this process."""
+    folder.mkdir(exist_ok=True)
+    return Place(folder, inputs, stop, report)
 
 
 def _note(place: Place, line: str) -> None:

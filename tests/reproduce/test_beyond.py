@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from pieces import place
 
 import flipgrad as fg
-from flipgrad.reproduce._cells import Place
 from flipgrad.reproduce._training import image_folder
 from flipgrad.reproduce.beyond import networks
 from flipgrad.reproduce.beyond.options import OPTIONS, WAYS, LastLayer, Net, named, of_draws
@@ -74,11 +73,6 @@ def test_every_way_makes_an_estimator():
     for way in WAYS.values():
         assert gradients(net, x, objective, of_draws(*way)).isfinite().all()
     assert isinstance(of_draws("psa:mean", "one"), fg.PSA)
-
-
-def place(folder: Path, **inputs: str) -> Place:
-    folder.mkdir(exist_ok=True)
-    return Place(folder, inputs, lambda: False, lambda share: None)
 
 
 def test_a_wide_network_is_compared_with_psas_own_expectation(tmp_path):

@@ -7,23 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pieces import place, silent
 
 import flipgrad as fg
 from flipgrad.reproduce import EXPERIMENTS, SCALES, Workshop, costs, keep, learning, timing, toy, write_report
-from flipgrad.reproduce._cells import Place
 from flipgrad.reproduce._training import GUESSING, TrainingCurves, TrainingPlan, image_folder, train_cell
 from flipgrad.reproduce.experiments import in_the_papers_order
 
 QUICK = TrainingPlan("digits", 1.0, 64, 32, 32, epochs=2, trials=2, trial_epochs=1, trial_images=32)
-
-
-def silent(what: str, new: int, total: int) -> None:
-    """Nobody watches."""
-
-
-def place(folder: Path, stop=lambda: False, report=lambda share: None) -> Place:
-    folder.mkdir(exist_ok=True)
-    return Place(folder, {}, stop, report)
 
 
 def test_a_training_cell_that_is_cut_again_and_again_ends_as_one_that_is_not(tmp_path):

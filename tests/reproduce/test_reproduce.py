@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+from pieces import silent
 
 import flipgrad as fg
 from flipgrad import reproduce
 from flipgrad.reproduce import EXPERIMENTS, SCALES, Claim, Workshop
 from flipgrad.reproduce._workshop import ToyNet
 from flipgrad.reproduce.accuracy import Accuracies, advantage_grows, cosine_claims, rmse_claims
+from pictures import render_no_pdf
 
-
-def silent(what: str, new: int, total: int) -> None:
-    """Nobody watches."""
-
-
-# In one process: all of them need the figures, which take a minute.
+# In one process: all of them need the figures, which take half a minute.
 pytestmark = pytest.mark.xdist_group("reproduce")
 
 
@@ -25,12 +22,15 @@ pytestmark = pytest.mark.xdist_group("reproduce")
 def folder(tmp_path_factory):
     """All figures, made once."""
     path = tmp_path_factory.mktemp("figures") / "smoke"
-    shop = Workshop(path, "smoke", 0, silent)
+    # One of three augmentations, which are trained and drawn alike.
+    shop = Workshop(path, "smoke", 0, silent, augmentations=["flip-crop"])
     with pytest.MonkeyPatch.context() as patch:
         # Of ten networks of each size, which serve the claims, two: here nobody reads them.
         patch.setattr("flipgrad.reproduce.accuracy.NETWORKS", 2)
         for experiment in EXPERIMENTS.values():
             experiment.reproduce(shop)
+            # The first figure is written whole.
+            render_no_pdf(patch)
     return path
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import final
 
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Generator, Tensor
 
 from flipgrad.data.cifar10 import cifar10
@@ -34,6 +32,10 @@ def digits() -> DataSet:
     >>> len(digits().train), len(digits().test)
     (1437, 360)
     """
+    # Its import takes half a second, which other data sets need not wait for.
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     raw = load_digits()
     x = torch.tensor(raw.images, dtype=torch.float32)[:, None] / 8 - 1
     y = torch.tensor(raw.target)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy import stats
+from scipy.special import stdtrit
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -181,5 +181,5 @@ def _jackknife(values: Tensor) -> list[float]:
     value, left_out = float(values[0]), values[1:]
     batches = len(left_out)
     deviation = math.sqrt((batches - 1) * float(left_out.var(correction=0)))
-    margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, batches - 1)) * deviation
+    margin = float(stdtrit(batches - 1, (1 + CONFIDENCE) / 2)) * deviation
     return [value, value - margin, value + margin]
