@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import final
 from unittest import mock
 
+import torch
+
 from flipgrad import cli, plots
 from torture.attack import FaultError
 from torture.worker import TimeUpError, last_lines, within
@@ -79,6 +81,8 @@ def call(arguments: list[str], *, limit: float = 5.0, draw: bool = False) -> Ans
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         except TimeUpError:
             code = None
+            # It may have been stopped between switching gradients off and being able to switch them on again.
+            torch.set_grad_enabled(True)
         except KeyboardInterrupt:
             code = INTERRUPTED
         except BaseException:
