@@ -24,9 +24,9 @@ def unflat(shape: Sequence[int]) -> Geometry | None:
     return Geometry((shape[0], shape[1]), (shape[2], shape[3]), (shape[4], shape[5]), shape[6])
 
 
-def check_devices(*arguments: object) -> None:
+def check_devices(*tensors: Tensor) -> None:
     """Refuse tensors on different devices: if one is "meta", torch asks for a result without numbers, and gets it as one."""
-    devices = {str(t.device) for t in arguments if isinstance(t, Tensor)}
+    devices = {str(t.device) for t in tensors}
     if len(devices) > 1:
         raise InputError(f"the tensors are on {' and '.join(sorted(devices))}: move them to one device")
 
