@@ -20,6 +20,9 @@ from flipgrad.errors import InputError
 from flipgrad.guards import capturing
 from flipgrad.native import sampling
 
+# Differences and curvatures at several steps.
+Parts = tuple[list[Tensor], list[Tensor]]
+
 
 def sign(t: Tensor) -> Tensor:
     """The sign as a state: +1 where ``t >= 0``, else -1 (never 0, unlike ``torch.sign``).
@@ -46,6 +49,9 @@ class Noise(ABC):
     # Whether compiled code and the kernel for GPUs know its cdf: sums over flips of other noises are in tensor operations.
     compiled: ClassVar[bool] = False
 
+    # The median of Z, by symmetry. The deterministic net replaces Z by it.
+    median: ClassVar[float] = 0.0
+
     scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -56,11 +62,6 @@ class Noise(ABC):
     def variance(self) -> float:
         """The variance of Z."""
         return self.scale**2 * self._variance()
-
-    @property
-    def median(self) -> float:
-        """The median of Z: 0, by symmetry. The deterministic net replaces Z by it."""
-        return 0.0
 
     def cdf(self, a: Tensor) -> Tensor:
         """The probability F(a) that a unit with pre-activation ``a`` is +1."""
@@ -114,8 +115,16 @@ class Noise(ABC):
         """Independent draws of Z, reproducible from the ``generator``; always finite."""
         dtype = dtype or torch.get_default_dtype()
         # Half precision has too few bits for a uniform variable whose logarithm is taken.
-        wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-        return (self._sample(tuple(shape), generator, wide, device) * self.scale).to(dtype)
+        options: dict[str, Any] = {"dtype": dtype if dtype == torch.float64 else torch.float32, "device": device}
+        # Graphs know the operator without a generator better.
+        if generator is not None:
+            if capturing():
+                raise InputError(
+                    "a generator cannot be part of a compiled or exported graph: leave it out, and torch.manual_seed decides; "
+                    "or hand in noise=, drawn outside"
+                )
+            options["generator"] = generator
+        return (self._sample(tuple(shape), **options) * self.scale).to(dtype)
 
     def sample_like(self, a: Tensor, *, generator: Generator | None = None) -> Tensor:
         """Draws of Z with the shape, dtype and device of the pre-activations ``a``."""
@@ -129,23 +138,17 @@ class Noise(ABC):
         """Sampled states from counter-based random numbers, in compiled code: see :mod:`flipgrad.native.sampling`."""
         return sampling.states_from_probability(self.cdf(a), seed, offset)
 
-    def flip_parts(
-        self, a: Tensor, grad: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def flip_parts(self, a: Tensor, grad: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]) -> Parts:
         """How F changes over steps s both ways, times ``grad``, up to a factor that depends on the step alone.
 
-        In the tails of ``a`` the results keep their relative precision.
-
-        Args:
-            a: pre-activations.
-            grad: what to multiply by, shaped like ``a``.
-            steps: in units of the scale.
-            curvature_nodes: the indices of the steps at which the curvature is wanted.
+        In the tails of ``a`` the results keep their relative precision. The ``steps`` are in units of the scale; the curvature
+        is wanted at those of them whose indices are the ``curvature_nodes``.
 
         Returns:
-            The differences F(a + s) - F(a - s) at all steps, and the curvatures 2F(a) - F(a + s) - F(a - s).
+            The differences F(a + s) - F(a - s) at all steps, which are odd in s and even in a, and the curvatures
+            2F(a) - F(a + s) - F(a - s), which are even in s and odd in a.
         """
-        # The difference is even in a, the curvature is odd: on the lower tail probabilities are small and precise.
+        # By these symmetries in a: on the lower tail probabilities are small and precise.
         below = a.abs().neg_()
         sides = [(self.cdf(below + step * self.scale), self.cdf(below - step * self.scale)) for step in steps]
         curvatures = []
@@ -154,16 +157,8 @@ class Noise(ABC):
             curvatures = [torch.add(middle, sides[k][0]).add_(sides[k][1]).mul_(mirrored) for k in curvature_nodes]
         return [upper.sub_(lower).mul_(grad) for upper, lower in sides], curvatures
 
-    def log_parts(
-        self, a: Tensor, states: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """How log F(ya) of ``states`` y changes over steps s both ways.
-
-        Args:
-            a: pre-activations.
-            states: shaped like ``a``.
-            steps: in units of the scale.
-            curvature_nodes: the indices of the steps at which the curvature is wanted.
+    def log_parts(self, a: Tensor, states: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]) -> Parts:
+        """How log F(ya) of ``states`` y changes over steps s both ways, like :meth:`flip_parts`.
 
         Returns:
             The differences y [log F(ya - s) - log F(ya + s)] / 2 at all steps, and the curvatures
@@ -175,11 +170,9 @@ class Noise(ABC):
         differences = [(below - above).mul_(states).div_(2) for above, below in sides]
         return differences, [(sides[k][0] + sides[k][1]).div_(2).sub_(middle) for k in curvature_nodes]
 
-    def _sample(
-        self, shape: tuple[int, ...], generator: Generator | None, dtype: torch.dtype, device: torch.device | str | None
-    ) -> Tensor:
-        u: Tensor = torch.rand(shape, dtype=dtype, device=device, **_from(generator))
-        return self._icdf(u.clamp(min=torch.finfo(dtype).tiny))
+    def _sample(self, shape: tuple[int, ...], **options: Any) -> Tensor:
+        u: Tensor = torch.rand(shape, **options)
+        return self._icdf(u.clamp(min=torch.finfo(u.dtype).tiny))
 
     def _standard(self, a: Tensor) -> Tensor:
         # Hot code calls cdf with the default scale: spare it a pass over the tensor.
@@ -230,9 +223,7 @@ class Logistic(Noise):
         # The probability is computed in the same pass.
         return sampling.logistic_states(a, self.scale, seed, offset)
 
-    def flip_parts(
-        self, a: Tensor, grad: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def flip_parts(self, a: Tensor, grad: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]) -> Parts:
         # With t = a / scale the difference is D = sinh(s) / (cosh(t) + cosh(s)), the curvature (2F - 1) tanh(s / 2) D. Far out
         # cosh is inf, and D is 0. Every pass over memory counts, and every new tensor as much as two: the last node takes
         # cosh's own memory.
@@ -250,9 +241,7 @@ class Logistic(Noise):
         last = differences[curvature_nodes[-1]]
         return differences, [*curvatures, torch.addcmul(last, above, last, value=-2, out=above)]
 
-    def log_parts(
-        self, a: Tensor, states: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def log_parts(self, a: Tensor, states: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]) -> Parts:
         # With m = tanh(t / 2), t = ya / scale, the difference is y [atanh(m tanh(s / 2)) - s / 2] and the curvature
         # -log(1 + (1 - m^2)(cosh s - 1) / 2) / 2.
         m = torch.tanh(a * states / self.scale / 2)
@@ -334,12 +323,9 @@ class Normal(Noise):
     def _mean_sign(self, t: Tensor) -> Tensor:
         return torch.erf(t / math.sqrt(2))
 
-    def _sample(
-        self, shape: tuple[int, ...], generator: Generator | None, dtype: torch.dtype, device: torch.device | str | None
-    ) -> Tensor:
+    def _sample(self, shape: tuple[int, ...], **options: Any) -> Tensor:
         # Much faster than the inverse cdf.
-        z: Tensor = torch.randn(shape, dtype=dtype, device=device, **_from(generator))
-        return z
+        return torch.randn(shape, **options)
 
     def _variance(self) -> float:
         return 1.0
@@ -415,18 +401,6 @@ class Uniform(Noise):
 
 # By name, for configurations.
 NOISES: dict[str, type[Noise]] = {"logistic": Logistic, "normal": Normal, "laplace": Laplace, "uniform": Uniform}
-
-
-def _from(generator: Generator | None) -> dict[str, Any]:
-    """The argument that names a source of randomness, if there is one: graphs know the operator without it better."""
-    if generator is None:
-        return {}
-    if capturing():
-        raise InputError(
-            "a generator cannot be part of a compiled or exported graph: leave it out, and torch.manual_seed decides; or hand "
-            "in noise=, drawn outside"
-        )
-    return {"generator": generator}
 
 
 def noise_by_name(specification: str) -> Noise:

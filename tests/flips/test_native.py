@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -315,6 +317,31 @@ def test_bad_input_is_refused():
         Logistic().compiled_sign(a, -1)
     with pytest.raises(InputError, match=r"offset=-2"):
         sampling.mean_slopes(a, x, 1.0, 1.0, 10, 0, -2)
+
+
+def test_structures_are_those_of_the_header():
+    header = (Path(library.__file__).parent.parent / "csrc" / "flipgrad.h").read_text()
+    text = re.sub(r"//.*", "", header)
+    structures = {}
+    for name, body in re.findall(r"struct (\w+) \{(.*?)\};", text, re.DOTALL):
+        for declaration in body.split(";")[:-1]:
+            kind, names = re.match(r"\s*(?:const )?(\w+)(.*)", declaration, re.DOTALL).groups()
+            # The type, a star for a pointer, and the length of an array.
+            fields = re.findall(r"(\*?)\s*(\w+)(?:\[(\d)\])?", names)
+            pointer = "*" if names.startswith("*") else ""
+            structures.setdefault(name, []).extend((field, kind + (star or pointer), size) for star, field, size in fields)
+    functions = dict(re.findall(r"int flipgrad_(\w+)_f32\(const (\w+)\*", text))
+    assert set(functions) == set(library._PROBLEMS)
+    types = {ctypes.c_int64: "int64_t", ctypes.c_uint64: "uint64_t", ctypes.c_double: "double"}
+    types |= {ctypes.POINTER(ctypes.c_float): "float*", ctypes.POINTER(ctypes.c_int64): "int64_t*"}
+    # "in" is a word of Python.
+    renamed = {"in": "inputs", "out": "outputs"}
+    for function, name in functions.items():
+        ours = [
+            (field, types.get(kind, "int64_t"), "" if kind in types else str(kind._length_))
+            for field, kind in library._PROBLEMS[function]._fields_
+        ]
+        assert ours == [(renamed.get(field, field), *rest) for field, *rest in structures[name]], name
 
 
 def test_missing_library_is_explained(monkeypatch, tmp_path):

@@ -80,7 +80,7 @@ struct ProductProblem {
   int64_t portable;
 };
 
-// What is to be known of `count` numbers: of every so many blocks of 256, the first.
+// The moments of `count` numbers, or of some of them: of the first of every `every` blocks of 256.
 struct MomentProblem {
   int64_t count, every;
   int64_t threads;

@@ -14,7 +14,7 @@
 namespace flipgrad {
 namespace {
 
-// Terms that are added in registers before they go to the result. A panel of so many rows is half of a first-level cache.
+// Terms that are added in registers before they go to the result. A panel with this many rows fills half of a first-level cache.
 constexpr int64_t kDepth = 256;
 
 // Rows of a tile, and of all the tiles that a panel is multiplied with before it is the next one's turn: their features are in
@@ -24,7 +24,7 @@ constexpr int64_t kTileRows = 6, kRowsAtOnce = 43 * kTileRows, kMostColumns = 12
 // The least rows and columns of a block: with fewer, functions are computed and features read too often.
 constexpr int64_t kLeastRows = 8 * kTileRows, kLeastColumns = 32;
 
-// So many rows of weights are asked for before they are needed.
+// Rows of weights that are prefetched.
 constexpr int64_t kRowsAhead = 8;
 
 // Blocks for every thread, so that all are done at about the same time.

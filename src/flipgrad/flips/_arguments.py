@@ -24,15 +24,9 @@ def unflat(shape: Sequence[int]) -> Geometry | None:
     return Geometry((shape[0], shape[1]), (shape[2], shape[3]), (shape[4], shape[5]), shape[6])
 
 
-def check_compiled(kernel: str, noise: Noise) -> None:
-    """Refuse a noise that the kernels for one device do not know."""
-    if not noise.compiled:
-        raise InputError(f"noise={noise!r}: the {kernel} flip product is for Logistic noise; use flipgrad.flips for the others")
-
-
-def check_devices(*arguments: object) -> None:
+def check_devices(*tensors: Tensor) -> None:
     """Refuse tensors on different devices: if one is "meta", torch asks for a result without numbers, and gets it as one."""
-    devices = {str(t.device) for t in arguments if isinstance(t, Tensor)}
+    devices = {str(t.device) for t in tensors}
     if len(devices) > 1:
         raise InputError(f"the tensors are on {' and '.join(sorted(devices))}: move them to one device")
 
@@ -86,12 +80,16 @@ def _check_kind_of_layer(x: Tensor, weight: Tensor, geometry: Geometry | None) -
         )
 
 
-def by_convolution(convolution: Callable[..., Tensor], geometry: Geometry | None, **tensors: Tensor) -> Tensor:
-    """A sum by a kernel for convolutions, of a geometry and ``tensors``; a fully connected layer is one of one place."""
+def by_convolution(
+    kernel: str, convolution: Callable[..., Tensor], noise: Noise, geometry: Geometry | None, **tensors: Tensor
+) -> Tensor:
+    """A sum over flips by a kernel for convolutions; a fully connected layer is one of one place."""
+    if not noise.compiled:
+        raise InputError(f"noise={noise!r}: the {kernel} flip product is for Logistic noise; use flipgrad.flips for the others")
     check_shapes(geometry=geometry, **tensors)
     if geometry is not None:
-        return convolution(geometry, *tensors.values())
-    u = convolution(Geometry(), *(t[:, :, None, None] for t in tensors.values()))
+        return convolution(noise, geometry, *tensors.values())
+    u = convolution(noise, Geometry(), *(t[:, :, None, None] for t in tensors.values()))
     return u.reshape(tensors["x"].shape).contiguous()
 
 

@@ -6,8 +6,8 @@ With the step :math:`s = 2w` the term is :math:`E(a, s) + x\,O(a, s)`, a differe
 
 The difference is odd in the step and even in a, the curvature even in the step and odd in a. Both are replaced by
 interpolation in the step: :math:`E(a, s) \approx \sum_r E(a, s_r)\, v_r(s)` and
-:math:`O(a, s) \approx \sum_r O(a, s_r)\, q_r(s)`, with :math:`v_r` an odd and :math:`q_r` an even polynomial. In
-:math:`s^2` the functions are smooth, so the error at rank r is close to :math:`\prod_r (s^2 - s_r^2)`, and its mean
+:math:`O(a, s) \approx \sum_r O(a, s_r)\, q_r(s)`, where the polynomials :math:`v_r` are odd in the step and :math:`q_r` even
+in it. In :math:`s^2` the functions are smooth, so the error at rank r is close to :math:`\prod_r (s^2 - s_r^2)`, and its mean
 square is least where the :math:`s_r^2` are the Gauss nodes of the weights' distribution. The polynomials are weighted
 least-squares fits.
 
@@ -31,7 +31,7 @@ three times worse at rank 2, and do not follow the kinks of Laplace and Uniform.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -100,14 +100,10 @@ def bin_steps(top: int) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def basis(noise: Noise, top: int, half_octaves: int, smallest: float, rank: int) -> Basis:
-    """The fit for weights up to the upper edge of bin ``top``.
+    """The fit of ``rank`` nodes for weights up to the upper edge of bin ``top``.
 
-    Args:
-        noise: the layer's noise.
-        top: the bin of the largest weight.
-        half_octaves: how much smaller than the largest the root mean square of the weights is.
-        smallest: the least step to be used as a node, in the noise's scale.
-        rank: the number of nodes.
+    The root mean square of the weights is ``half_octaves`` smaller than the largest; no node is below the step ``smallest``, in
+    the noise's scale.
     """
     reach = 2 * 2.0 ** ((top + 1) / PER_OCTAVE)
     steps, energy = _steps(reach, reach * 2.0 ** (-half_octaves / 2))
@@ -189,11 +185,17 @@ class _Grid:
         return torch.stack([step**power * centred**k for k in range(terms)], 1)
 
 
+def difference_and_curvature(function: Callable[[Tensor], Tensor], a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """[f(a + s) - f(a - s)] / 2, which is odd in the step s, and f(a) - [f(a + s) + f(a - s)] / 2, which is even in it."""
+    upper, lower = function(a + step), function(a - step)
+    return (upper - lower) / 2, function(a) - (upper + lower) / 2
+
+
 def terms(noise: Noise, t: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     """E and O [T, S] at pre-activations ``t >= 0`` and ``steps``, both in the noise's scale, from their definition."""
-    below, step = -t[:, None] * noise.scale, steps * noise.scale
-    upper, lower = noise.cdf(below + step), noise.cdf(below - step)
-    return (upper - lower) / 2, (upper + lower) / 2 - noise.cdf(below)
+    # On the lower tail probabilities are precise: E is even in a, O is odd in a.
+    difference, curvature = difference_and_curvature(noise.cdf, -t[:, None] * noise.scale, steps * noise.scale)
+    return difference, -curvature
 
 
 def _steps(reach: float, typical: float) -> tuple[Tensor, Tensor]:

@@ -23,34 +23,27 @@ import triton.language as tl
 
 
 @triton.jit
-def outputs_of(a, grad, scale):
-    """Of the outputs: g F(A), the mantissa and the exponent of 1 + exp(A), and whether a is negative."""
+def flip_terms(a, grad, scale, table, table_size, weights, down):
+    """The terms of the flip product, [places, outputs, inputs]; ``down`` says where x is -1, ``weights`` which there are."""
     # The bound only keeps infinite pre-activations from giving inf - inf.
     size = tl.minimum(tl.abs(a) / scale, 1e30)
     small = 1.0 + tl.exp(-size)
+    # The mantissa and the exponent of 1 + exp(A). Of the two parts of ln 2 the first has few bits: its multiples are exact.
     exponent = tl.floor(size * 1.4426950408889634)
-    # ln 2 in two parts, the first with so few bits that its multiples are exact.
     rest = (size - exponent * 0.693359375) + exponent * 2.1219444005469058e-4
     # The rest is between 0 and ln 2, but for pre-activations so large that their rounding is larger.
-    rest = tl.minimum(tl.maximum(rest, -1.0), 1.0)
-    return grad / small, tl.exp(rest) * small, exponent, a < 0
-
-
-@triton.jit
-def flip_terms(a, grad, scale, table, table_size, weights, down):
-    """The terms of the flip product, [places, outputs, inputs]; ``down`` says where x is -1, ``weights`` which there are."""
-    coefficient, mantissa, exponent, negative = outputs_of(a, grad, scale)
+    mantissa = tl.exp(tl.minimum(tl.maximum(rest, -1.0), 1.0)) * small
     t = tl.load(table, weights, 0.0)
     same_mantissa = tl.load(table + table_size, weights, 1.0)
     same_exponent = tl.load(table + 2 * table_size, weights, 0.0)
     other_mantissa = tl.load(table + 3 * table_size, weights, 1.0)
     other_exponent = tl.load(table + 4 * table_size, weights, 0.0)
     # Where x and a have different signs.
-    opposite = negative[:, :, None] != down[:, None, :]
+    opposite = (a < 0)[:, :, None] != down[:, None, :]
     mantissa_w = tl.where(opposite, other_mantissa[None, :, :], same_mantissa[None, :, :])
     exponent_w = tl.where(opposite, other_exponent[None, :, :], same_exponent[None, :, :])
     ratio = mantissa[:, :, None] * mantissa_w * tl.exp2(exponent[:, :, None] + exponent_w)
-    return coefficient[:, :, None] * (t[None, :, :] / (ratio + tl.where(opposite, -t[None, :, :], t[None, :, :])))
+    return (grad / small)[:, :, None] * (t[None, :, :] / (ratio + tl.where(opposite, -t[None, :, :], t[None, :, :])))
 
 
 @triton.jit

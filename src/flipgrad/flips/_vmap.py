@@ -63,13 +63,12 @@ def _as_groups(
 ) -> tuple[Tensor, int]:
     """Draws as groups of a convolution: of the one that they are, or of one place for a fully connected layer."""
     tensors = [*(t.transpose(0, 1).flatten(1, 2) for t in units), weight.flatten(0, 1)]
-    dim = 0 if per_weight else 1
-    shape = weight.shape[:2] if per_weight else (len(weight), units[0].shape[2])
-    if geometry is not None:
-        result = evaluate(tensors, geometry._replace(groups=len(weight) * geometry.groups))
-        return result.unflatten(dim, shape), dim
-    result = evaluate([t[..., None, None] for t in tensors], Geometry(groups=len(weight)))
-    return result[..., 0, 0].unflatten(dim, shape), dim
+    if geometry is None:
+        tensors = [t[..., None, None] for t in tensors]
+    convolution = geometry or Geometry()
+    result = evaluate(tensors, convolution._replace(groups=len(weight) * convolution.groups))
+    dim, shape = (0, weight.shape[:2]) if per_weight else (1, (len(weight), units[0].shape[2]))
+    return (result[..., 0, 0] if geometry is None else result).unflatten(dim, shape), dim
 
 
 @final

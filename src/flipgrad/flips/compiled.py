@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.flips import vectorized
-from flipgrad.flips._arguments import by_convolution, check_compiled, memory_format
+from flipgrad.flips._arguments import by_convolution, memory_format
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.native.library import WEIGHTS_TOO_LARGE, call, check_tensors, computed_in
 from flipgrad.noise import Noise
@@ -46,9 +46,8 @@ def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise
 
 
 def _sum(function: str, noise: Noise, geometry: Geometry | None, **tensors: Tensor) -> Tensor:
-    check_compiled("native", noise)
     check_tensors(**tensors)
-    return by_convolution(partial(_convolution, function, noise), geometry, **tensors)
+    return by_convolution("native", partial(_convolution, function), noise, geometry, **tensors)
 
 
 def _convolution(

@@ -86,20 +86,13 @@ class Form:
 
 
 def find_form(weight: Tensor, noise: Noise, tolerance: float = 1e-3, *, activation_rms: float = math.inf) -> Form:
-    """The least ranks that keep the product's relative error within the tolerance, for these weights.
+    """The least ranks that keep the product's relative L2 error within the tolerance, for weights of any shape.
+
+    Where no rank up to :data:`MAX_RANK` is enough it is the most accurate form, which is not ``reachable``. Where the root mean
+    square of the pre-activations is small the estimate is that of normal pre-activations, and need not allow for others.
 
     It reads three numbers from the weights' device: their largest, and their second and fourth moments (of many weights, of
     some of them). Forms are kept for these, finely rounded; a new one needs a histogram of the weights.
-
-    Args:
-        weight: the layer's weights, of any shape.
-        noise: the layer's noise.
-        tolerance: the relative L2 error of the product that is allowed, e.g. 1e-3.
-        activation_rms: the root mean square of the pre-activations, if known; where it is small the estimate is that of
-            normal pre-activations, and need not allow for others.
-
-    Returns:
-        The form; where no rank up to :data:`MAX_RANK` is enough, the most accurate one, which is not ``reachable``.
 
     >>> from flipgrad.noise import Logistic
     >>> found = find_form(torch.linspace(-0.02, 0.02, 100), Logistic(), tolerance=1e-3)
@@ -174,7 +167,7 @@ def _histogram(weight: Tensor, noise: Noise) -> Tensor:
 
 
 def _error(basis: _basis.Basis, curved: int, counts: Tensor, eps: float, distributions: slice) -> float:
-    """The relative L2 error of the product. Over symmetric a the errors of E, even in a, and of O, odd, are orthogonal."""
+    """The relative L2 error of the product. Over symmetric a the errors of E, even in a, and of O, odd in a, are orthogonal."""
     difference, curvature = basis.difference, basis.curvature[curved]
     left = difference.error + curvature.error + eps**2 * (difference.rounding + curvature.rounding)
     energy = basis.signal @ counts

@@ -45,11 +45,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flipgrad.flips._basis import difference_and_curvature
 from flipgrad.flips.form import Coefficients, Form
 from flipgrad.flips.ordinary import Geometry, input_gradient, weight_gradient
 from flipgrad.native import library
 from flipgrad.native.library import call, floats
-from flipgrad.noise import Noise
+from flipgrad.noise import Noise, Parts
 
 # Pre-activations that are worked on at once on a CPU: with more, the memory allocator returns the temporary tensors to the
 # system every time, and to fault the pages in anew costs more than the arithmetic.
@@ -58,9 +59,6 @@ ACTIVATIONS_AT_ONCE = 2**21
 # Where the fused product is faster than ordinary ones: it computes 16 inputs at once, and with many examples it matters little
 # that the functions of the weights need not be written to memory.
 LEAST_FUSED_INPUTS, MOST_FUSED_EXAMPLES = 32, 384
-
-# Values at the nodes: differences, and curvatures.
-Parts = tuple[list[Tensor], list[Tensor]]
 
 
 def flip_product(
@@ -158,16 +156,12 @@ def errors(form: Form, noise: Noise) -> dict[str, float]:
     t = t[:, None]
     a, weight = t * noise.scale, k / 3 * form.limit
     density = torch.exp(-(t**2) / 2) * torch.exp(-(k**2) / 2)
-
-    def wanted(function: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        upper, lower, middle = (function(values) for values in (a + 2 * weight, a - 2 * weight, a))
-        return (upper - lower) / 2, middle - (upper + lower) / 2
-
     one = torch.ones_like(a)
-    slopes = _squares(density, wanted(noise.pdf), _slope_parts(a, one, form, noise), weight, form, noise)
+    wanted = difference_and_curvature(noise.pdf, a, 2 * weight)
+    slopes = _squares(density, wanted, _slope_parts(a, one, form, noise), weight, form, noise)
     ratios = torch.zeros_like(slopes)
     for states in (-one, one):
-        difference, curvature = wanted(partial(noise.log_prob, states))
+        difference, curvature = difference_and_curvature(partial(noise.log_prob, states), a, 2 * weight)
         parts = noise.log_parts(a, states, form.steps, form.curvature_nodes)
         ratios += _squares(density * noise.cdf(states * a), (-difference, -curvature), parts, weight, form, noise)
     tiny = torch.finfo(torch.float64).tiny

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips._arguments import by_convolution, check_compiled, memory_format
+from flipgrad.flips._arguments import by_convolution, check_devices, memory_format
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.native.library import check_dtypes
 from flipgrad.noise import Noise
@@ -56,10 +56,7 @@ def flip_product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Nois
 
 
 def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None) -> Tensor:
-    """:func:`flipgrad.flips.log_ratio` of :class:`~flipgrad.noise.Logistic` noise, for states -1 and +1, and 0 for no unit.
-
-    An output state that is 0 adds nothing. Weights may be of any size. The result has the memory format of ``x``.
-    """
+    """:func:`flipgrad.flips.log_ratio`, like :func:`flip_product`; an output state that is 0 adds nothing."""
     return _sum(True, noise, geometry, x=x, a=a, states=states, weight=weight)
 
 
@@ -69,21 +66,18 @@ def _interpreted() -> bool:
 
 
 def _sum(ratio: bool, noise: Noise, geometry: Geometry | None, **tensors: Tensor) -> Tensor:
-    check_compiled("Triton", noise)
     if not available():
         raise InputError(f"flipgrad's Triton kernel is not available: {reason()}")
-    x = tensors["x"]
     allowed = ("cuda", "cpu") if _interpreted() else ("cuda",)
     for name, t in tensors.items():
         if t.device.type not in allowed:
             raise InputError(f"{name} is on {t.device}: the Triton kernel needs tensors on a GPU, e.g. {name}.cuda()")
-        if t.device != x.device:
-            raise InputError(f"{name} is on {t.device}, but x is on {x.device}: put them on one device")
+    check_devices(*tensors.values())
     check_dtypes("the Triton kernel takes", **tensors)
-    return by_convolution(partial(_convolution, ratio, noise.scale), geometry, **tensors)
+    return by_convolution("Triton", partial(_convolution, ratio), noise, geometry, **tensors)
 
 
-def _convolution(ratio: bool, scale: float, geometry: Geometry, x: Tensor, a: Tensor, given: Tensor, weight: Tensor) -> Tensor:
+def _convolution(ratio: bool, noise: Noise, geometry: Geometry, x: Tensor, a: Tensor, given: Tensor, weight: Tensor) -> Tensor:
     """The log ratio or the flip product; ``given`` are the output states, or the gradient in them."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     u = torch.empty(x.shape, dtype=dtype, device=x.device)
@@ -94,10 +88,11 @@ def _convolution(ratio: bool, scale: float, geometry: Geometry, x: Tensor, a: Te
 
     stride, padding, dilation, groups = geometry
     tensors = [*(t.detach().to(dtype).contiguous() for t in (x, a, given)), u]
-    functions = [2 * weight.detach().double() / scale] if ratio else _flip_functions(weight.detach().double() / scale)
+    w = weight.detach().double()
+    functions = [2 * w / noise.scale] if ratio else _flip_functions(w / noise.scale)
     tables = torch.stack(functions).to(dtype).unflatten(1, (groups, -1)).permute(0, 1, 4, 5, 2, 3).contiguous()
     # A number would go to the kernel in float32.
-    scales = torch.full((1,), scale, dtype=dtype, device=x.device)
+    scales = torch.full((1,), noise.scale, dtype=dtype, device=x.device)
     inputs, outputs = weight.shape[1], weight.shape[0] // groups
     # The places of one phase: all that have the same coordinates modulo the stride.
     places = x.shape[0] * math.ceil(x.shape[2] / stride[0]) * math.ceil(x.shape[3] / stride[1])
@@ -125,10 +120,7 @@ def _flip_functions(w: Tensor) -> list[Tensor]:
 
 def _tile(places: int, inputs: int) -> tuple[int, int, int]:
     """Places, input channels and output channels of a program, powers of two: more places where there are few channels."""
-    channels = min(INPUTS, _power_of_two(inputs))
-    return min(PLACES, TERMS // (channels * OUTPUTS), _power_of_two(places)), channels, OUTPUTS
-
-
-def _power_of_two(number: int) -> int:
-    """The smallest power of two that is not below the number."""
-    return int(2 ** (number - 1).bit_length())
+    # The smallest powers of two that are not below the numbers.
+    all_places, channels = (int(2 ** (number - 1).bit_length()) for number in (places, inputs))
+    channels = min(INPUTS, channels)
+    return min(PLACES, TERMS // (channels * OUTPUTS), all_places), channels, OUTPUTS

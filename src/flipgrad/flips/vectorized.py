@@ -13,6 +13,9 @@ Each term, which depends on :math:`a_j` and :math:`a_j - s` with :math:`s = 2 A_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +23,8 @@ from torch.nn import functional
 
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.noise import Noise
+
+Index = tuple[Any, ...]
 
 # Terms formed at once: 2**18 float32 numbers are 1 MiB, which stays in a core's cache.
 TERMS_AT_ONCE = 2**18
@@ -32,12 +37,12 @@ def flip_product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Nois
     """:func:`flipgrad.flips.flip_product`, exact for every noise but for a rounding error below :data:`PRECISION`."""
     dtype, wide = x.dtype, _wide_enough(weight, noise)
     x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
-    return _per_unit(_grouped_product, x, a, grad, weight, noise, geometry).to(dtype)
+    return _per_unit(partial(_grouped_product, noise=noise), x, a, grad, weight, geometry).to(dtype)
 
 
 def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None) -> Tensor:
     """:func:`flipgrad.flips.log_ratio`, exact for every noise."""
-    return _per_unit(_grouped_ratio, x, a, states, weight, noise, geometry)
+    return _per_unit(partial(_grouped_ratio, noise=noise), x, a, states, weight, geometry)
 
 
 def slope_product(
@@ -49,39 +54,24 @@ def slope_product(
     result = torch.empty_like(weight)
     padded, shares = _padded(x, geometry), _padded(share, geometry)
     a_at, grad_at = _by_place(a, geometry.groups), _by_place(grad, geometry.groups)
-    kernels = weight.unflatten(0, (geometry.groups, -1))
-    for row, column, rows, columns in _positions(weight, a, geometry):
-        seen, parts = (_by_place(t[:, :, rows, columns], geometry.groups) for t in (padded, shares))
-        product = _grouped_slope(seen, parts, a_at, grad_at, kernels[..., row, column], noise)
-        result[..., row, column] = product.flatten(0, 1)
+    for position, seen, kernel in _positions(weight, a, geometry):
+        units, parts = (_by_place(t[seen], geometry.groups) for t in (padded, shares))
+        result[position] = _grouped_slope(units, parts, a_at, grad_at, kernel, noise).flatten(0, 1)
     return result
 
 
 def _per_unit(
-    product: Callable[[Tensor, Tensor, Tensor, Tensor, Noise], Tensor],
-    x: Tensor,
-    a: Tensor,
-    other: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    geometry: Geometry | None,
+    of_groups: Callable[..., Tensor], x: Tensor, a: Tensor, given: Tensor, weight: Tensor, geometry: Geometry | None
 ) -> Tensor:
-    """The ``product`` of groups of units; for a convolution, the sum of it over the positions of the kernel.
-
-    At one position every place of the output plane sees one place of the input: that is a fully connected layer with the
-    places as its batch.
-    """
+    """The sum ``of_groups`` of units; for a convolution, the sum of it over the positions of the kernel."""
     if geometry is None:
-        return product(x[:, None], a[:, None], other[:, None], weight[None], noise)[:, 0]
-    height, width = a.shape[2:]
+        return of_groups(x[:, None], a[:, None], given[:, None], weight[None])[:, 0]
     padded = _padded(x, geometry)
     u = torch.zeros_like(padded)
-    a_at, other_at = _by_place(a, geometry.groups), _by_place(other, geometry.groups)
-    kernels = weight.unflatten(0, (geometry.groups, -1))
-    for row, column, rows, columns in _positions(weight, a, geometry):
-        seen = _by_place(padded[:, :, rows, columns], geometry.groups)
-        part = product(seen, a_at, other_at, kernels[..., row, column], noise)
-        u[:, :, rows, columns] += part.reshape(len(x), height, width, x.shape[1]).permute(0, 3, 1, 2)
+    a_at, given_at = _by_place(a, geometry.groups), _by_place(given, geometry.groups)
+    for _, seen, kernel in _positions(weight, a, geometry):
+        part = of_groups(_by_place(padded[seen], geometry.groups), a_at, given_at, kernel)
+        u[seen] += part.reshape(len(x), *a.shape[2:], x.shape[1]).permute(0, 3, 1, 2)
     top, left = geometry.padding
     return u[:, :, top : padded.shape[2] - top, left : padded.shape[3] - left].contiguous()
 
@@ -91,14 +81,17 @@ def _padded(t: Tensor, geometry: Geometry) -> Tensor:
     return functional.pad(t, (left, left, top, top))
 
 
-def _positions(weight: Tensor, a: Tensor, geometry: Geometry) -> Iterator[tuple[int, int, slice, slice]]:
-    """The row and column of every position of the kernel, and the rows and columns of the input that it sees."""
-    (height, width), stride, dilation = a.shape[2:], geometry.stride, geometry.dilation
-    for row in range(weight.shape[2]):
-        for column in range(weight.shape[3]):
-            top, left = row * dilation[0], column * dilation[1]
-            rows = slice(top, top + (height - 1) * stride[0] + 1, stride[0])
-            yield row, column, rows, slice(left, left + (width - 1) * stride[1] + 1, stride[1])
+def _positions(weight: Tensor, a: Tensor, geometry: Geometry) -> Iterator[tuple[Index, Index, Tensor]]:
+    """The index of every position of the kernel, that of the places of the input it sees, and its weights [G, out, in].
+
+    At one position every place of the output plane sees one place of the input: that is a fully connected layer with the
+    places as its batch.
+    """
+    kernels = weight.unflatten(0, (geometry.groups, -1))
+    for position in product(*(range(size) for size in weight.shape[2:])):
+        axes = zip(position, a.shape[2:], geometry.stride, geometry.dilation, strict=True)
+        seen = (slice(k * d, k * d + (size - 1) * s + 1, s) for k, size, s, d in axes)
+        yield (..., *position), (..., *seen), kernels[(..., *position)]
 
 
 def _wide_enough(weight: Tensor, noise: Noise) -> torch.dtype:

@@ -147,9 +147,10 @@ def call(name: str, dtype: torch.dtype, *tensors: Tensor, **fields: Any) -> int:
     """Run a function on the memory of ``tensors``, whose sizes must be those that its ``fields`` say; returns its status."""
     if _library is None:
         raise InputError(f"flipgrad's compiled library is not available: {reason()}")
-    problem = _PROBLEMS[name](**fields, threads=torch.get_num_threads(), portable=PORTABLE)
+    problem = _PROBLEMS[name](**fields)
+    problem.threads, problem.portable = torch.get_num_threads(), PORTABLE
     function = getattr(_library, f"flipgrad_{name}_{_SUFFIXES[dtype]}")
-    status: int = function(ctypes.byref(problem), *(ctypes.c_void_p(t.data_ptr()) for t in tensors))
+    status: int = function(ctypes.byref(problem), *[ctypes.c_void_p(t.data_ptr()) for t in tensors])
     if status == _OUT_OF_MEMORY:
         raise MemoryError("no memory for the tables of a native kernel")
     return status

@@ -50,9 +50,8 @@ def mean_slopes(a: Tensor, x: Tensor, scale: float, t: float, samples: int, seed
 
 def _check(seed: int, offset: int, **tensors: Tensor) -> None:
     check_tensors(**tensors)
-    for name, value in (("seed", seed), ("offset", offset)):
-        if not 0 <= value < 2**63:
-            raise InputError(f"{name}={value}: must be from 0 to 2**63 - 1")
+    if not (0 <= seed < 2**63 and 0 <= offset < 2**63):
+        raise InputError(f"seed={seed}, offset={offset}: both must be from 0 to 2**63 - 1")
 
 
 def _sample(function: str, given: Tensor, dtype: torch.dtype, **fields: Any) -> Tensor:
