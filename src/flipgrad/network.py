@@ -13,7 +13,7 @@ from flipgrad.contract import Batch, Estimator, LayerCall, LocalEstimator, Netwo
 from flipgrad.errors import InputError
 from flipgrad.guards import capturing, check_exportable, estimate, keeping_buffers, refuse_scripting
 from flipgrad.layers import UNDEFINED, BinaryLayer
-from flipgrad.noise import Noise, sign
+from flipgrad.noise import Noise
 from flipgrad.norms import whiten_layers
 from flipgrad.objectives import Objective
 from flipgrad.sampling import Draw, Mirrored, fresh, given
@@ -165,13 +165,12 @@ class Sequential(nn.Module):
         net.check_examples_alone("member")
         noise: list[Tensor] = []
 
-        def visit(call: LayerCall) -> Tensor:
-            a = call.affine(call.x)
-            noise.append(call.draw(call.noise, a))
-            return sign(a - noise[-1])
+        def draw(distribution: Noise, a: Tensor) -> Tensor:
+            noise.append(distribution.sample_like(a, generator=generator))
+            return noise[-1]
 
         with keeping_buffers(self):
-            net.run(net.front(x)[:1], visit, fresh(generator))
+            net.run(net.front(x)[:1], lambda call: call.sample(call.affine(call.x)), draw)
         return Member(self, tuple(noise))
 
     @torch.no_grad()

@@ -233,7 +233,7 @@ class BatchNormMap(AffineMap):
         return a.view_as(h)
 
     def _apply(self, statistics: Statistics, h: Tensor) -> Tensor:
-        scale, shift = _combined(self.gamma, self.beta, statistics.mean, statistics.inverse)
+        scale, shift = _normalisation(self.gamma, self.beta, statistics.mean, statistics.inverse)
         return h * self._over_channels(scale) + self._over_channels(shift)
 
     def _scale(self, inverse: Tensor) -> Tensor:
@@ -261,10 +261,10 @@ def scale_and_shift(norm: Norm) -> tuple[Tensor, Tensor]:
     mean, variance = norm.running_mean, norm.running_var
     if mean is None or variance is None:
         raise InputError(f"{norm} keeps no running statistics, so its scale is that of a batch; use track_running_stats=True")
-    return _combined(norm.weight, norm.bias, mean, torch.rsqrt(variance + norm.eps))
+    return _normalisation(norm.weight, norm.bias, mean, torch.rsqrt(variance + norm.eps))
 
 
-def _combined(gamma: Tensor | None, beta: Tensor | None, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+def _normalisation(gamma: Tensor | None, beta: Tensor | None, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """The scale and the shift [channels] of a normalisation by a mean and 1 / standard deviation, then by gamma and beta."""
     scale = inverse if gamma is None else gamma * inverse
     return scale, -mean * scale if beta is None else beta - mean * scale
@@ -316,7 +316,7 @@ def _rescale(layer: Any, norm: Norm | None, a: Tensor, within: Tensor) -> Tensor
     rounding = 4 * torch.finfo(a.dtype).eps * a.abs().max()
     variance = torch.where(variance > rounding**2, variance, 1)
     if norm is not None:
-        scale, shift = (t.view_as(mean) for t in _set(norm, mean.flatten(), variance.flatten()))
+        scale, shift = (t.view_as(mean) for t in _set_to_whiten(norm, mean.flatten(), variance.flatten()))
         return a * scale + shift
     scale = variance.rsqrt()
     _assign(layer, "weight", per_channel(layer.weight, scale))
@@ -327,7 +327,7 @@ def _rescale(layer: Any, norm: Norm | None, a: Tensor, within: Tensor) -> Tensor
     return (a - mean) * scale
 
 
-def _set(norm: Norm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+def _set_to_whiten(norm: Norm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Make a ``norm`` whiten channels of that ``mean`` and ``variance`` [channels]; the scale and the shift that it then has.
 
     :class:`ScaleShift` takes the scale and the shift for its own; ``BatchNorm`` takes the statistics for its running ones,
@@ -341,7 +341,7 @@ def _set(norm: Norm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(variance)
         norm.num_batches_tracked.fill_(1)
-    return _combined(norm.weight, norm.bias, mean, torch.rsqrt(variance + norm.eps))
+    return _normalisation(norm.weight, norm.bias, mean, torch.rsqrt(variance + norm.eps))
 
 
 def _assign(layer: Any, name: str, value: Tensor) -> None:

@@ -82,21 +82,21 @@ class Sample(Step):
     binary: bool
 
     def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-        made: list[tuple[LayerCall, Tensor]] = []
+        evaluated: list[tuple[LayerCall, Tensor]] = []
 
         def evaluate(x: Tensor) -> Tensor:
             call = LayerCall(self.layer, x, self.binary, self.layer.affine(self.views), draw, prior)
-            made.append((call, visit(call)))
-            return made[-1][1]
+            evaluated.append((call, visit(call)))
+            return evaluated[-1][1]
 
         # Through the module, so that its hooks run; they may look at the input and the states, not change them.
         states: Tensor = self.layer(x, within=evaluate)
-        if not made:
+        if not evaluated:
             raise RuntimeError(f"a hook kept {type(self.layer).__name__} from being evaluated")
-        call, given = made[-1]
+        call, unhooked = evaluated[-1]
         if has_hooks(self.layer):
             check_unchanged(self.layer, "input", x, call.x)
-            check_unchanged(self.layer, "states", given, states)
+            check_unchanged(self.layer, "states", unhooked, states)
         drawn_from = call.distribution
         return states, drawn_from and Prior((drawn_from,), drawn_from.log_odds)
 
