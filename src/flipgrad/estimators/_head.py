@@ -64,6 +64,8 @@ def head_losses(
             correction = ((flipped - losses) * _opposite(last, x)).mean(0)
             losses = losses + (correction - correction.detach())
     check_alone(objective, outputs, losses)
+    if not torch.is_grad_enabled():
+        return losses
     if flip:
         discrete = (losses.detach() - flipped.detach()).t().reshape(x.shape) * x / 2
         # Its value is 0: it only carries the gradient.

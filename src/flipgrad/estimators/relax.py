@@ -51,10 +51,7 @@ class RELAX(ConcreteControl):
     citation = "Grathwohl et al. 2018"
 
     def __init__(
-        self,
-        surrogate: nn.Module | Sequence[nn.Module] | None = None,
-        temperature: float = 0.5,
-        scale: float = 1.0,
+        self, surrogate: nn.Module | Sequence[nn.Module] | None = None, temperature: float = 0.5, scale: float = 1.0
     ) -> None:
         super().__init__(temperature, scale)
         given = [surrogate] if isinstance(surrogate, nn.Module) else surrogate

@@ -35,11 +35,6 @@ class ST(SampleAnalytic):
     flips = False
 
     def __init__(
-        self,
-        *,
-        inputs: InputRule = "sampled",
-        head: HeadGradient = "sampled",
-        tolerance: float = 1e-3,
-        exact: bool = False,
+        self, *, inputs: InputRule = "sampled", head: HeadGradient = "sampled", tolerance: float = 1e-3, exact: bool = False
     ) -> None:
         super().__init__(inputs, head, False, tolerance, exact)

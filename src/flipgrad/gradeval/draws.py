@@ -8,7 +8,7 @@ ordinary backpropagation leaves every draw's gradient in its copy. The estimator
 import copy
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,8 +92,8 @@ class Sampler:
         self.vectorised = self._can_vectorise()
         self.workers = workers if self.vectorised else 1
 
-    def draws(self, samples: int) -> Iterator[Tensor]:
-        """``samples`` gradients, [n, P] at a time."""
+    def draws(self, samples: int, tell: Callable[[int], None] | None = None) -> Iterator[Tensor]:
+        """``samples`` gradients, [n, P] at a time; when n of them were used, ``tell`` is called with n."""
         by_size = PREACTIVATIONS_AT_ONCE // max(1, self.problem.size())
         by_gradient = GRADIENT_ENTRIES_AT_ONCE // self.problem.layers()["all"].stop
         rows = max(1, min(by_size, by_gradient, -(-samples // PARTS)))
@@ -113,7 +113,10 @@ class Sampler:
             waiting = deque(islice(submitted, 2 * self.workers))
             try:
                 while waiting:
-                    yield waiting.popleft().result()
+                    gradients = waiting.popleft().result()
+                    yield gradients
+                    if tell is not None:
+                        tell(len(gradients))
                     waiting.extend(islice(submitted, 1))
             finally:
                 pool.shutdown(cancel_futures=True)

@@ -6,8 +6,9 @@ The truth is the exact gradient, or the mean of very many draws of an unbiased e
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, Literal, final
@@ -229,18 +230,13 @@ def check_options(
 def _named(estimators: Sequence[Estimator] | Mapping[str, Estimator]) -> dict[str, Estimator]:
     if not estimators:
         raise InputError("estimators: give at least one, e.g. [fg.PSA()]")
-    if isinstance(estimators, Mapping):
-        named = dict(estimators)
-    else:
-        names = [type(estimator).__name__ for estimator in estimators]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise InputError(
-                f"estimators: {twice[0]} is there more than once; name them: {{'{twice[0]} a': ..., '{twice[0]} b': ...}}"
-            )
-        named = dict(zip(names, estimators, strict=True))
-    for name, estimator in named.items():
+    pairs = estimators.items() if isinstance(estimators, Mapping) else [(type(rule).__name__, rule) for rule in estimators]
+    named: dict[str, Estimator] = {}
+    for name, estimator in pairs:
         check_estimator(estimator, f"estimators: {name!r}")
+        if name in named:
+            raise InputError(f"estimators: {name} is there more than once; name them: {{'{name} a': ..., '{name} b': ...}}")
+        named[name] = estimator
     return named
 
 
@@ -250,8 +246,7 @@ def _measure(
     # Seeded by its name: the draws of an estimator do not depend on which others are measured.
     sampler = Sampler(problem, estimator, [seed, 1, zlib.crc32(name.encode())], workers)
     started = time.perf_counter()
-    draws = _told(sampler.draws(samples), name, tell)
-    accuracies = accuracy_of_draws(problem.layers(), truth, name, samples, draws)
+    accuracies = accuracy_of_draws(problem.layers(), truth, name, samples, sampler.draws(samples, partial(tell, name)))
     rate = samples / (time.perf_counter() - started)
     return Measured(rate, sampler.vectorised, estimator.unbiased, accuracies)
 
@@ -267,8 +262,8 @@ def _reference(
         reference = Reference(gradient, "exact", "Exact", 0, layers)
     else:
         estimator = DisARM() if isinstance(choice, str) else choice
-        made = Sampler(problem, estimator, [seed, 0], workers).draws(draws)
-        reference = mean_of_draws(problem.layers(), type(estimator).__name__, draws, _told(made, "reference", tell))
+        made = Sampler(problem, estimator, [seed, 0], workers).draws(draws, partial(tell, "reference"))
+        reference = mean_of_draws(problem.layers(), type(estimator).__name__, draws, made)
     for layer in reference.layers:
         if layer.error >= 1:
             raise InputError(
@@ -292,13 +287,6 @@ def _can_be_exact(problem: Problem) -> bool:
     except InputError:
         return False
     return True
-
-
-def _told(made: Iterable[Tensor], name: str, tell: Report) -> Iterator[Tensor]:
-    """Draws, of which ``tell`` is told as they are used."""
-    for draws in made:
-        yield draws
-        tell(name, len(draws))
 
 
 def mean_of_draws(layers: Mapping[str, slice], name: str, draws: int, made: Iterable[Tensor]) -> Reference:

@@ -43,14 +43,11 @@ class Accuracy:
         samples: the numbers M of draws in an estimate.
         rmse: the root mean squared error for every M.
         cosine_mean: of the estimate with the reference, for every M.
-        cosine_low: 70 % of the trials lie between this,
-        cosine_high: and this.
+        cosine_low, cosine_high: 70 % of the trials lie between them.
         bias: the length of the estimate's mean error.
-        bias_low: the ends of its confidence interval,
-        bias_high: 0 where the interval reaches it.
+        bias_low, bias_high: the ends of its confidence interval, 0 where it reaches 0.
         std: the estimate's standard deviation with one draw.
-        std_low: the ends of its confidence interval.
-        std_high: likewise.
+        std_low, std_high: the ends of its confidence interval.
     """
 
     name: str
