@@ -20,9 +20,9 @@ from matplotlib.ticker import MultipleLocator
 from matplotlib.transforms import offset_copy
 
 from flipgrad.errors import InputError
-from flipgrad.plots.labels import label_ends, note, place
+from flipgrad.plots.labels import Ends, label_ends, note, place
 from flipgrad.plots.loading import Count, Natural, NotNegative, Range, load
-from flipgrad.plots.style import BAND, GREY, SCORE, TINY, Style, defaults, grid, legend, log_ticks, ordered, plain, style_of
+from flipgrad.plots.style import BAND, GREY, SCORE, TINY, defaults, grid, legend, log_ticks, ordered, plain, style_of
 
 # A relative error below this is the rounding of float32: it is drawn as none.
 ROUNDING = 1e-6
@@ -242,7 +242,7 @@ def _draw_lines(
     figure: Figure, every: Sequence[Axes], panels: Sequence[Panel], drawn: Sequence[dict[str, Measurement]], key: str
 ) -> None:
     """The curves ``key`` of all panels over the number of samples, named on the right."""
-    ends: list[dict[str, tuple[float, float, Style]]] = [{} for _ in panels]
+    ends: list[Ends] = [{} for _ in panels]
     for axes, panel, shown, own in zip(every, panels, drawn, ends, strict=True):
         axes.set_title(panel.title, pad=5)
         axes.set_xlabel("number of samples $M$", labelpad=2)

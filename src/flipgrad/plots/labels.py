@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import cos, pi, sin
@@ -24,7 +24,7 @@ from flipgrad.plots.style import GREY, SMALL, TINY, Style, fit
 LINE, GAP = 1.3 * SMALL, 9.0
 
 # The last points of lines, and their styles, by what they are called.
-Ends = Mapping[str, tuple[float, float, Style]]
+Ends = dict[str, tuple[float, float, Style]]
 
 
 def keep_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:

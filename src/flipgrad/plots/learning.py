@@ -167,7 +167,7 @@ def smooth(values: Numbers, width: float) -> tuple[Numbers, Numbers]:
 
 def _draw(row: Sequence[Axes], kind: Kind, every: Sequence[Styled]) -> list[Ends]:
     """Panels that share their limits; returns the ends of their lines, of one that has left the axes where it left."""
-    ends: list[dict[str, tuple[float, float, Style]]] = [{} for _ in row]
+    ends: list[Ends] = [{} for _ in row]
     curves = []
     for axes, styled, own in zip(row, every, ends, strict=True):
         width = max(1.0, max(len(run.curve(kind.solid)) for run, _ in styled) / 40) if kind.smoothed else 0.0
