@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flipgrad import files
-from flipgrad.benchmarks._steps import gradient
+from flipgrad.benchmarks.step import gradient
 from flipgrad.contract import Estimator
 from flipgrad.data import DataSet, Split
 from flipgrad.gradeval import Reference, ReferenceLayer
@@ -34,12 +34,8 @@ from flipgrad.reproduce.beyond.options import OPTIONS, PAPER, WAYS, Net, named, 
 from flipgrad.reproduce.beyond.trainings import Setting
 from flipgrad.training import TrainConfig, make_net, read_weights
 
-# Small networks: layers of 5 units along how many of the scale's epochs, of which depths, and the widths of others.
-UNITS = 5
-ALONG = {"smoke": 1, "small": 3, "paper": 3}
-DEPTHS = {"smoke": (2,), "small": (2, 4, 5, 6, 7), "paper": (2, 4, 5, 6, 7)}
-WIDER = {"smoke": (), "small": ((10, 10, 10),), "paper": ((10, 10, 10),)}
-
+# Small networks beside 5-5-5, but at the smoke scale: a wider one, and those of other depths.
+OTHER_NETS = ((10, 10, 10), *((5,) * depth for depth in (2, 4, 5, 6, 7)))
 # Wide networks: how many data points, draws of the reference, and draws of every option, by the kind of network.
 EFFORTS = {
     "smoke": {"fc": (8, 60, 12), "conv": (4, 60, 12)},
@@ -70,10 +66,9 @@ Costs = Mapping[str, Mapping[str, float]]
 
 def small_nets(shop: Workshop) -> list[ToyNet]:
     """5-5-5 along its training, a wider network and those of other depths after one epoch."""
-    epochs = shop.scale.epochs
-    along = [ToyNet((UNITS,) * 3, epoch, epochs) for epoch in epochs[: ALONG[shop.scale_name]]]
-    others = [*WIDER[shop.scale_name], *((UNITS,) * depth for depth in DEPTHS[shop.scale_name])]
-    return [*along, *(ToyNet(widths) for widths in others)]
+    epochs, smoke = shop.scale.epochs, shop.scale_name == "smoke"
+    along = [ToyNet((5, 5, 5), epoch, epochs) for epoch in (epochs[:1] if smoke else epochs)]
+    return [*along, *(ToyNet(widths) for widths in ([(5, 5)] if smoke else OTHER_NETS))]
 
 
 def measure_small(shop: Workshop, costs: Costs) -> list[Net]:
