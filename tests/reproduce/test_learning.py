@@ -21,13 +21,17 @@ def silent(what: str, new: int, total: int) -> None:
     """Nobody watches."""
 
 
+def shop(folder: Path) -> Workshop:
+    return Workshop(folder / "shop", "smoke", 0, silent)
+
+
 def place(folder: Path, stop=lambda: False, report=lambda share: None) -> Place:
     folder.mkdir(exist_ok=True)
     return Place(folder, {}, stop, report)
 
 
 def test_a_training_cell_that_is_cut_again_and_again_ends_as_one_that_is_not(tmp_path):
-    cell = QUICK.cell("psa", "psa", "flip-crop", 0, None)
+    cell = QUICK.cell(shop(tmp_path), "psa", "psa", "flip-crop")
     shares = []
     whole = train_cell(cell.settings, place(tmp_path / "whole", report=shares.append))
     assert shares == sorted(shares)
@@ -56,14 +60,14 @@ def test_a_training_cell_that_is_cut_again_and_again_ends_as_one_that_is_not(tmp
 
 
 def test_a_given_rate_is_not_searched(tmp_path):
-    cell = QUICK.cell("st", "st", "none", 0, None, rate=0.01)
+    cell = QUICK.cell(shop(tmp_path), "st", "st", "none", rate=0.01)
     assert cell.cost == QUICK.epochs
     result = train_cell(cell.settings, place(tmp_path / "cell"))
     assert (result["rate"], result["trials"]) == (0.01, [])
 
 
 def test_divergence_is_a_result(tmp_path):
-    cell = replace(QUICK, epochs=5).cell("st", "st", "none", 0, None, rate=1e38)
+    cell = replace(QUICK, epochs=5).cell(shop(tmp_path), "st", "st", "none", rate=1e38)
     result = train_cell(cell.settings, place(tmp_path / "cell"))
     assert "lower the rate" in result["diverged"]
     assert len(result["curves"]["epoch"]) < 5
@@ -74,7 +78,7 @@ def test_a_search_in_which_all_rates_diverge_is_a_result(tmp_path, monkeypatch):
         raise fg.training.DivergenceError("too fast")
 
     monkeypatch.setattr("flipgrad.training.Trainer.update", diverge)
-    cell = QUICK.cell("st", "st", "none", 0, None)
+    cell = QUICK.cell(shop(tmp_path), "st", "st", "none")
     result = train_cell(cell.settings, place(tmp_path / "cell"))
     assert result["rate"] is None
     assert result["curves"] == {}

@@ -55,18 +55,19 @@ class TrainingPlan:
     noise: str = "logistic"
     model: str = AUTO
 
-    def cell(self, name: str, estimator: str, augment: str, seed: int, images: Path | None, rate: float | str = AUTO) -> Cell:
+    def cell(self, shop: Workshop, name: str, estimator: str, augment: str, rate: float | str = AUTO) -> Cell:
         """The training with one ``estimator``; with a ``rate`` that is a number there is no search."""
+        network = {"data": self.data, "width": self.width, "noise": self.noise, "estimator": estimator}
         search = {"search_trials": self.trials, "search_epochs": self.trial_epochs, "search_images": self.trial_images}
-        network = {"data": self.data, "width": self.width, "noise": self.noise, "estimator": estimator, "augment": augment}
-        values = {**FIXED, **network, **search, "epochs": self.epochs, "lr": rate, "eval_train": self.watched, "seed": seed}
+        course = {"epochs": self.epochs, "lr": rate, "augment": augment, "eval_train": self.watched, "seed": shop.seed}
+        values = {**FIXED, **network, **search, **course}
         if self.model != AUTO:
             values["model"] = self.model
         trials = self.trials * self.trial_epochs if rate == AUTO else 0
         if self.images and self.trial_images:
             trials = math.ceil(trials * self.trial_images / self.images)
         settings = {"config": values, "images": self.images, "held_out": self.held_out}
-        folder = image_folder(self, images)
+        folder = image_folder(self, shop.images)
         inputs = {} if folder is None else {IMAGES: str(folder)}
         return Cell(name, train_cell, settings, self.epochs + trials, inputs)
 

@@ -30,7 +30,7 @@ from flipgrad.objectives import CrossEntropy
 from flipgrad.reproduce._cells import Cell, Place, read_result
 from flipgrad.reproduce._training import RUN, prepared
 from flipgrad.reproduce._workshop import ToyNet, Workshop
-from flipgrad.reproduce.beyond.options import OPTIONS, PAPER, WAYS, Net, named, of_draws, per_layer
+from flipgrad.reproduce.beyond.options import LABELS, OPTIONS, PAPER, WAYS, Net, named, of_draws, per_layer
 from flipgrad.reproduce.beyond.trainings import Setting
 from flipgrad.training import TrainConfig, make_net, read_weights
 
@@ -76,7 +76,7 @@ def measure_small(shop: Workshop, costs: Costs) -> list[Net]:
     found = []
     for net in small_nets(shop):
         entries = read_result(shop.measure(net, OPTIONS, shop.scale.samples, apart="beyond"))["estimators"]
-        options = {label: per_layer(entries[label]["layers"]) for label in (named(option)[0] for option in OPTIONS)}
+        options = {label: per_layer(entries[label]["layers"]) for label in LABELS}
         layers = [entry["name"] for entry in entries[PAPER]["layers"]]
         state = f"epoch {net.epoch:,}"
         title = f"{net.shape if len(net.widths) <= 3 else f'{len(net.widths)} × {net.widths[0]}'},\n{state}"
@@ -86,7 +86,7 @@ def measure_small(shop: Workshop, costs: Costs) -> list[Net]:
 
 def measure_wide(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> list[Net]:
     """The accuracy of every option in the wide networks that are looked at, before and after their training."""
-    ways = {named(option)[0]: (option, "one") for option in OPTIONS} | WAYS
+    ways = {label: (option, "one") for label, option in zip(LABELS, OPTIONS, strict=True)} | WAYS
     looked_at = [(setting, state) for setting in settings if setting.looked_at is not None for state in STATES]
     references, cells = {}, {}
     for where in looked_at:
@@ -106,7 +106,7 @@ def measure_wide(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> l
                 True,
                 f"the mean of {reference.cost:,} draws of PSA (its own relative error at most {error:.2g})",
                 [layer["name"] for layer in layers],
-                {label: numbers[label] for label in ways if label not in WAYS},
+                {label: numbers[label] for label in LABELS},
                 {label: numbers[label] for label in WAYS},
                 costs[setting.key],
             )
