@@ -10,13 +10,12 @@ import torch
 from pieces import place
 
 import flipgrad as fg
+from flipgrad.reproduce import Workshop
 from flipgrad.reproduce._training import image_folder
 from flipgrad.reproduce.beyond import networks
-from flipgrad.reproduce.beyond.options import OPTIONS, WAYS, LastLayer, Net, named, of_draws
+from flipgrad.reproduce.beyond.options import LABELS, WAYS, LastLayer, Net, of_draws
 from flipgrad.reproduce.beyond.results import all_claims, all_sheets
 from flipgrad.reproduce.beyond.trainings import SETTINGS, Grid, Trained, long_trainings
-
-LABELS = [named(option)[0] for option in OPTIONS]
 
 
 def gradients(net, x, objective, estimator, noise=None) -> torch.Tensor:
@@ -78,7 +77,8 @@ def test_every_way_makes_an_estimator():
 def test_a_wide_network_is_compared_with_psas_own_expectation(tmp_path):
     setting = SETTINGS["smoke"][0]
     plan = replace(setting.plan, model="6-6-6", images=64)
-    config = plan.cell("cell", "psa:sampled", "none", 0, None, 0.1).settings
+    shop = Workshop(tmp_path / "shop", "smoke", 0, lambda what, new, total: None)
+    config = plan.cell(shop, "cell", "psa:sampled", "none", 0.1).settings
     settings = {**config, "trained": False, "points": 8, "draws": 600}
     told = networks.reference_cell(settings, place(tmp_path / "reference"))["layers"]
     assert [layer["name"] for layer in told] == ["layer 1", "layer 2", "layer 3", "head", "all"]

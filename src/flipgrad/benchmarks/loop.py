@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flipgrad.benchmarks._steps import RATE, photographs
+from flipgrad.benchmarks.step import RATE, photographs
 from flipgrad.data import AUGMENTATIONS, DataSet, Split
 from flipgrad.estimators.names import for_training
 from flipgrad.machine import fastest

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flipgrad.benchmarks._steps import PSA_SAMPLED, PSA_SAMPLED_EXACT, gradient, photographs
+from flipgrad.benchmarks.step import PSA_SAMPLED, PSA_SAMPLED_EXACT, gradient, photographs
 from flipgrad.estimators import ST, Estimator
 from flipgrad.layers import BinaryConv2d
 from flipgrad.machine import cores, fastest, threads

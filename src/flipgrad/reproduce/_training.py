@@ -10,23 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from flipgrad import files
+from flipgrad import files, training
 from flipgrad.data import DataSet, Split
 from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
 from flipgrad.reproduce._cells import AGAIN, Cell, Place
 from flipgrad.reproduce._workshop import Workshop
-from flipgrad.training import (
-    DivergenceError,
-    RunFolder,
-    TrainConfig,
-    automatic_rate,
-    load_data,
-    make_net,
-    read_checkpoint,
-    read_trials,
-    train,
-)
+from flipgrad.training import DivergenceError, RunFolder, TrainConfig, load_data, make_net
 from flipgrad.training.config import AUTO
 
 RUN, IMAGES = "run", "images"
@@ -65,18 +55,19 @@ class TrainingPlan:
     noise: str = "logistic"
     model: str = AUTO
 
-    def cell(self, name: str, estimator: str, augment: str, seed: int, images: Path | None, rate: float | str = AUTO) -> Cell:
+    def cell(self, shop: Workshop, name: str, estimator: str, augment: str, rate: float | str = AUTO) -> Cell:
         """The training with one ``estimator``; with a ``rate`` that is a number there is no search."""
+        network = {"data": self.data, "width": self.width, "noise": self.noise, "estimator": estimator}
         search = {"search_trials": self.trials, "search_epochs": self.trial_epochs, "search_images": self.trial_images}
-        network = {"data": self.data, "width": self.width, "noise": self.noise, "estimator": estimator, "augment": augment}
-        values = {**FIXED, **network, **search, "epochs": self.epochs, "lr": rate, "eval_train": self.watched, "seed": seed}
+        course = {"epochs": self.epochs, "lr": rate, "augment": augment, "eval_train": self.watched, "seed": shop.seed}
+        values = {**FIXED, **network, **search, **course}
         if self.model != AUTO:
             values["model"] = self.model
         trials = self.trials * self.trial_epochs if rate == AUTO else 0
         if self.images and self.trial_images:
             trials = math.ceil(trials * self.trial_images / self.images)
         settings = {"config": values, "images": self.images, "held_out": self.held_out}
-        folder = image_folder(self, images)
+        folder = image_folder(self, shop.images)
         inputs = {} if folder is None else {IMAGES: str(folder)}
         return Cell(name, train_cell, settings, self.epochs + trials, inputs)
 
@@ -117,12 +108,12 @@ def train_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
                 return {**found, "curves": {}}
         config = replace(config, lr=found["rate"])
         try:
-            train(
+            training.train(
                 config,
                 make_net(config, data),
                 data,
                 folder,
-                checkpoint=read_checkpoint(folder.path),
+                checkpoint=training.read_checkpoint(folder.path),
                 report=lambda done, total, record: place.report(share + (1 - share) * done / total),
                 stop=place.stop,
             )
@@ -159,17 +150,17 @@ def prepared(settings: Mapping[str, Any], place: Place) -> tuple[TrainConfig, Da
 def _search(config: TrainConfig, data: DataSet, folder: RunFolder, place: Place, share: float) -> dict[str, Any]:
     """The ``rate`` that was found and the ``trials``; where all of them diverged, no rate, and what ``diverged`` says."""
     try:
-        found = automatic_rate(
+        found = training.automatic_rate(
             config,
             lambda: make_net(config, data),
             data,
-            done=read_trials(folder.path, data),
+            done=training.read_trials(folder.path, data),
             report=lambda updates, total, trials: place.report(share * updates / total),
             trial_done=lambda trials: folder.write_trials(trials, data),
             stop=place.stop,
         )
     except InputError as error:
-        trials = read_trials(folder.path, data)
+        trials = training.read_trials(folder.path, data)
         if trials and all(trial.diverged for trial in trials):
             return {"rate": None, "diverged": str(error)}
         raise

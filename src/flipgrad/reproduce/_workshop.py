@@ -29,11 +29,9 @@ NETWORK_FORMAT = "network 1"
 @final
 @dataclass(frozen=True)
 class Scale:
-    """How much work goes into a figure.
+    """How much work goes into a figure: ``samples`` draws per estimator where the paper takes 10,000.
 
-    Attributes:
-        samples: draws per estimator where the paper takes 10,000.
-        epochs: when the reference training is looked at: the paper's 1, 100 and 2,000, or something quick.
+    The reference training is looked at after ``epochs``: the paper's 1, 100 and 2,000, or something quick.
     """
 
     samples: int
@@ -183,14 +181,11 @@ class Workshop:
         try:
             yield
         finally:
-            seconds = self.spent(name) + time.perf_counter() - started
-            files.write_json(self.folder / self.SPENT, {**self._all_spent(), name: seconds})
+            seconds = time.perf_counter() - started
+            files.write_json(self.folder / self.SPENT, {**self.spent(), name: self.spent().get(name, 0.0) + seconds})
 
-    def spent(self, name: str) -> float:
-        """Seconds that an experiment has taken so far, in all commands."""
-        return float(self._all_spent().get(name, 0.0))
-
-    def _all_spent(self) -> dict[str, Any]:
+    def spent(self) -> dict[str, float]:
+        """Seconds that experiments have taken so far, in all commands, by name."""
         path = self.folder / self.SPENT
         return read_result(path) if path.exists() else {}
 
@@ -276,7 +271,7 @@ class Experiment(ABC):
             "scale": shop.scale_name,
             "claims": [asdict(claim) for claim in claims],
             "sheets": [asdict(sheet) for sheet in sheets],
-            "seconds": shop.spent(self.name),
+            "seconds": shop.spent()[self.name],
             "seed": shop.seed,
             **files.provenance(),
         }

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flipgrad import files
-from flipgrad.benchmarks._steps import PSA_SAMPLED, gradient, photographs
+from flipgrad.benchmarks.step import PSA_SAMPLED, gradient, photographs
 from flipgrad.machine import cores, fastest, threads
 from flipgrad.reproduce._cells import read_result
 from flipgrad.reproduce._workshop import SCALES, Experiment

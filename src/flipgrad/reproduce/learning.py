@@ -67,9 +67,7 @@ class Cifar(Experiment):
             if augment not in AUGMENTATIONS:
                 raise InputError(f"augmentation {augment!r}: choose {', '.join(AUGMENTATIONS)}")
         cells = [
-            plan.cell(f"cifar-{augment}-{method}", method, augment, shop.seed, shop.images)
-            for augment in augmentations
-            for method in METHODS
+            plan.cell(shop, f"cifar-{augment}-{method}", method, augment) for augment in augmentations for method in METHODS
         ]
         runs, path = measure(shop, self.name, plan, cells)
         plots.cifar(path, shop.folder / self.name)
@@ -163,9 +161,7 @@ class MuProp(Experiment):
         plan = MUPROP_PLANS[shop.scale_name]
         wanted = [(method, rate) for method in ("reinforce+running", "muprop+running") for rate in (AUTO, *RATES)]
         cells = [
-            plan.cell(
-                f"muprop-{method}-{rate if rate == AUTO else f'{rate:g}'}", method, "flip-crop", shop.seed, shop.images, rate
-            )
+            plan.cell(shop, f"muprop-{method}-{rate if rate == AUTO else f'{rate:g}'}", method, "flip-crop", rate)
             # To compare with, a biased method.
             for method, rate in (("psa:sampled", AUTO), *wanted)
         ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flipgrad import plots
-from flipgrad.benchmarks._steps import RATE
+from flipgrad.benchmarks.step import RATE
 from flipgrad.estimators import Estimator
 from flipgrad.estimators.names import for_training
 from flipgrad.machine import fastest

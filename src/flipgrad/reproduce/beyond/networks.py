@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flipgrad import files
-from flipgrad.benchmarks._steps import gradient
+from flipgrad.benchmarks.step import gradient
 from flipgrad.contract import Estimator
 from flipgrad.data import DataSet, Split
 from flipgrad.gradeval import Reference, ReferenceLayer
@@ -29,16 +29,12 @@ from flipgrad.objectives import CrossEntropy
 from flipgrad.reproduce._cells import Cell, Place, read_result
 from flipgrad.reproduce._training import RUN, prepared
 from flipgrad.reproduce._workshop import ToyNet, Workshop
-from flipgrad.reproduce.beyond.options import OPTIONS, PAPER, WAYS, Net, named, of_draws, per_layer
+from flipgrad.reproduce.beyond.options import LABELS, OPTIONS, PAPER, WAYS, Net, named, of_draws, per_layer
 from flipgrad.reproduce.beyond.trainings import Setting
 from flipgrad.training import TrainConfig, make_net, read_weights
 
-# Small networks: layers of 5 units along how many of the scale's epochs, of which depths, and the widths of others.
-UNITS = 5
-ALONG = {"smoke": 1, "small": 3, "paper": 3}
-DEPTHS = {"smoke": (2,), "small": (2, 4, 5, 6, 7), "paper": (2, 4, 5, 6, 7)}
-WIDER = {"smoke": (), "small": ((10, 10, 10),), "paper": ((10, 10, 10),)}
-
+# Small networks beside 5-5-5, but at the smoke scale: a wider one, and those of other depths.
+OTHER_NETS = ((10, 10, 10), *((5,) * depth for depth in (2, 4, 5, 6, 7)))
 # Wide networks: how many data points, draws of the reference, and draws of every option, by the kind of network.
 EFFORTS = {
     "smoke": {"fc": (8, 60, 12), "conv": (4, 60, 12)},
@@ -69,10 +65,9 @@ Costs = Mapping[str, Mapping[str, float]]
 
 def small_nets(shop: Workshop) -> list[ToyNet]:
     """5-5-5 along its training, a wider network and those of other depths after one epoch."""
-    epochs = shop.scale.epochs
-    along = [ToyNet((UNITS,) * 3, epoch, epochs) for epoch in epochs[: ALONG[shop.scale_name]]]
-    others = [*WIDER[shop.scale_name], *((UNITS,) * depth for depth in DEPTHS[shop.scale_name])]
-    return [*along, *(ToyNet(widths) for widths in others)]
+    epochs, smoke = shop.scale.epochs, shop.scale_name == "smoke"
+    along = [ToyNet((5, 5, 5), epoch, epochs) for epoch in (epochs[:1] if smoke else epochs)]
+    return [*along, *(ToyNet(widths) for widths in ([(5, 5)] if smoke else OTHER_NETS))]
 
 
 def measure_small(shop: Workshop, costs: Costs) -> list[Net]:
@@ -80,7 +75,7 @@ def measure_small(shop: Workshop, costs: Costs) -> list[Net]:
     found = []
     for net in small_nets(shop):
         entries = read_result(shop.measure(net, OPTIONS, shop.scale.samples, apart="beyond"))["estimators"]
-        options = {label: per_layer(entries[label]["layers"]) for label in (named(option)[0] for option in OPTIONS)}
+        options = {label: per_layer(entries[label]["layers"]) for label in LABELS}
         layers = [entry["name"] for entry in entries[PAPER]["layers"]]
         state = f"epoch {net.epoch:,}"
         title = f"{net.shape if len(net.widths) <= 3 else f'{len(net.widths)} × {net.widths[0]}'},\n{state}"
@@ -90,7 +85,7 @@ def measure_small(shop: Workshop, costs: Costs) -> list[Net]:
 
 def measure_wide(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> list[Net]:
     """The accuracy of every option in the wide networks that are looked at, before and after their training."""
-    ways = {named(option)[0]: (option, "one") for option in OPTIONS} | WAYS
+    ways = {label: (option, "one") for label, option in zip(LABELS, OPTIONS, strict=True)} | WAYS
     looked_at = [(setting, state) for setting in settings if setting.looked_at is not None for state in STATES]
     references, cells = {}, {}
     for where in looked_at:
@@ -110,7 +105,7 @@ def measure_wide(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> l
                 True,
                 f"the mean of {reference.cost:,} draws of PSA (its own relative error at most {error:.2g})",
                 [layer["name"] for layer in layers],
-                {label: numbers[label] for label in ways if label not in WAYS},
+                {label: numbers[label] for label in LABELS},
                 {label: numbers[label] for label in WAYS},
                 costs[setting.key],
             )

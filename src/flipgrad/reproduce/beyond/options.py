@@ -49,6 +49,10 @@ def named(specification: str) -> tuple[str, Estimator]:
     return for_training(specification, points=1)
 
 
+# What figures call the options.
+LABELS = [named(option)[0] for option in OPTIONS]
+
+
 def of_draws(option: str, way: str) -> Estimator:
     """The estimator of an option (a specification) with "one" draw, or in one of the :data:`WAYS`."""
     rule = named(option)[1]

@@ -43,7 +43,7 @@ class Setting:
 
     def cell(self, shop: Workshop, method: str, rate: float) -> Cell:
         """One training."""
-        return self.plan.cell(f"beyond-{self.key}-{method}-{rate:g}", method, self.augment, shop.seed, shop.images, rate)
+        return self.plan.cell(shop, f"beyond-{self.key}-{method}-{rate:g}", method, self.augment, rate)
 
 
 def _plan(
