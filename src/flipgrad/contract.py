@@ -161,6 +161,11 @@ class Network:
         """The binary layers in the order of evaluation."""
         return [layer for step in self.steps for layer in step.layers()]
 
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of all its modules, each once."""
+        modules = (*self.real, *self.binary_layers, *self.tail, self.head)
+        return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
+
     def default_estimator(self) -> Estimator:
         """The estimator where none is chosen: the one given to :func:`flipgrad.use`, or the recommended one."""
         attached: Estimator | None = self.binary_layers[0].estimator
