@@ -143,6 +143,21 @@ def test_objectives_can_be_made_inside_a_graph(make):
 
 
 @pytest.mark.filterwarnings("default")
+def test_an_estimator_can_be_made_inside_a_graph():
+    """Also one that averages inputs, which needs a layer with binary ones."""
+    torch.manual_seed(0)
+    net, x = fg.Sequential(fg.BinaryLinear(4, 6), fg.BinaryLinear(6, 5), head=nn.Linear(5, 3)), torch.randn(5, 4)
+    objective, z = fg.CrossEntropy(torch.tensor([0, 1, 2, 0, 1])), [torch.randn(5, 6), torch.randn(5, 5)]
+
+    def loss(x):
+        return net(x, objective, estimator=fg.PSA(), noise=z).mean()
+
+    expected = gradients(net, loss(x))
+    for g, h in zip(gradients(net, compiled(loss)(x)), expected, strict=True):
+        assert torch.allclose(g, h, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("rule", [fg.PSA(), fg.ST()], ids=["psa", "st"])
 def test_a_network_with_an_estimator_of_its_own_is_one_graph(rule):
     net, x = small()

@@ -95,17 +95,18 @@ class SampleAnalytic(LocalEstimator):
             )
         return call.prior
 
-    @torch.no_grad()
     def _posterior(self, call: LayerCall, prior: Prior, a: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
         """The mean of every input unit given the layer's ``states`` and, if needed, the share of the state not sampled."""
         prior.check_alone()
-        x = call.x.detach()
-        ratio = call.affine.log_ratio(x, a, states, call.noise, self.tolerance)
-        # log q / (1 - q) of the sampled states, from those of +1 before.
-        posterior = torch.addcmul(ratio, x, prior.log_odds(), value=-1).neg_()
-        # Torch computes a sigmoid three times as fast as tanh.
-        mean = torch.sigmoid(posterior).mul_(2).sub_(1).mul_(x)
-        return mean, torch.sigmoid(-posterior) if self.inputs == "rao-blackwell" else None
+        # Not as a decorator, which torch.compile does not see through where the estimator is made inside what it compiles.
+        with torch.no_grad():
+            x = call.x.detach()
+            ratio = call.affine.log_ratio(x, a, states, call.noise, self.tolerance)
+            # log q / (1 - q) of the sampled states, from those of +1 before.
+            posterior = torch.addcmul(ratio, x, prior.log_odds(), value=-1).neg_()
+            # Torch computes a sigmoid three times as fast as tanh.
+            mean = torch.sigmoid(posterior).mul_(2).sub_(1).mul_(x)
+            return mean, torch.sigmoid(-posterior) if self.inputs == "rao-blackwell" else None
 
 
 @final
