@@ -198,7 +198,9 @@ class ProcessKills(KillAttack):
         code = process.returncode
         if ours and code and "Traceback" not in error.partition("flipgrad: ")[0]:
             return Answer(2, out, ours[0])
-        return Answer(code, out, error)
+        # What torchrun says of a process that failed comes after the process's own last words: the first line of it will do.
+        said, end, told = error.partition("failed (exitcode: ")
+        return Answer(code, out, said + end + told.partition("\n")[0])
 
     def killed(self, arguments: list[str], run: Path, random: Random) -> bool:
         lock = run / FolderLock.NAME
