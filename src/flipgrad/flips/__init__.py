@@ -93,7 +93,7 @@ def flip_product(
     Returns:
         The discrete gradient in the states ``x``, shaped like these.
     """
-    return _evaluate(_FLIP, (x, a, grad, weight), noise, geometry, tolerance)
+    return _evaluate(_FLIP, noise, tolerance, (x, a, grad, weight), geometry)
 
 
 def log_ratio(
@@ -121,7 +121,7 @@ def log_ratio(
     Returns:
         The logarithms, shaped like ``x``.
     """
-    return _evaluate(_RATIO, (x, a, states, weight), noise, geometry, tolerance)
+    return _evaluate(_RATIO, noise, tolerance, (x, a, states, weight), geometry)
 
 
 def slope_product(
@@ -152,10 +152,10 @@ def slope_product(
     Returns:
         A tensor like ``weight``.
     """
-    return _evaluate(_SLOPE, (x, share, a, grad, weight), noise, geometry, tolerance)
+    return _evaluate(_SLOPE, noise, tolerance, (x, share, a, grad, weight), geometry)
 
 
-def _evaluate(kind: _Sum, tensors: Sequence[Tensor], noise: Noise, geometry: Geometry | None, tolerance: float) -> Tensor:
+def _evaluate(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tensor], geometry: Geometry | None) -> Tensor:
     """A sum by its operator or, with a noise of the user, which operators do not know, without it."""
     result: Tensor
     if type(noise) is KINDS.get(type(noise).__name__):
@@ -182,7 +182,7 @@ def _compute(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tenso
     decide = choose_per_weight if kind.per_weight else choose
     choice = decide(weight, noise, places, tolerance, a=a)
     form = choice.form if choice.kernel == "separable" else None
-    # A form is made for flip products.
+    # A form is made for flip products, and may be too coarse for the other sums.
     if form is not None and separable.error(kind.name, form, noise) <= RATIO_ERROR_FACTOR * tolerance:
         result: Tensor = getattr(separable, kind.name)(*inputs, noise, form, geometry)
     else:
@@ -191,15 +191,19 @@ def _compute(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tenso
     return result.to(kind.like(tensors).dtype)
 
 
+def _noise(name: str, scale: float) -> Noise:
+    if name not in KINDS:
+        known = ", ".join(KINDS)
+        raise InputError(f"noise {name!r}: the operator knows {known}; call flip_product and the like of flipgrad.flips")
+    return KINDS[name](scale)
+
+
 def _register(kind: _Sum) -> None:
     """Make an operator of torch of a sum: numbers and strings instead of a noise and a geometry."""
 
     def implementation(*arguments: Any) -> Tensor:
         *tensors, noise, scale, tolerance, shape = arguments
-        if noise not in KINDS:
-            known = ", ".join(KINDS)
-            raise InputError(f"noise {noise!r}: the operator knows {known}; call flip_product and the like of flipgrad.flips")
-        result = _compute(kind, KINDS[noise](scale), tolerance, tensors, unflat(shape))
+        result = _compute(kind, _noise(noise, scale), tolerance, tensors, unflat(shape))
         return result.contiguous(memory_format=kind.memory_format(tensors))
 
     def fake(*arguments: Any) -> Tensor:
@@ -209,12 +213,7 @@ def _register(kind: _Sum) -> None:
 
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
         *tensors, noise, scale, tolerance, shape = arguments
-
-        def evaluate(tensors: Sequence[Tensor], geometry: Geometry | None) -> Tensor:
-            result: Tensor = getattr(torch.ops.flipgrad, kind.name)(*tensors, noise, scale, tolerance, flat(geometry))
-            return result
-
-        dims = in_dims[: len(tensors)]
+        evaluate, dims = partial(_evaluate, kind, _noise(noise, scale), tolerance), in_dims[: len(tensors)]
         return over_draws(evaluate, info.batch_size, dims, tensors, unflat(shape), per_weight=kind.per_weight)
 
     schema = ", ".join(f"Tensor {name}" for name in kind.tensors)
