@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from flipgrad.data.sets import DataSet, Split
 
@@ -19,6 +17,10 @@ def digits() -> DataSet:
     >>> len(digits().train), len(digits().test)
     (1437, 360)
     """
+    # Its import takes half a second, which other data sets need not wait for.
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     raw = load_digits()
     x = torch.tensor(raw.images, dtype=torch.float32)[:, None] / 8 - 1
     y = torch.tensor(raw.target)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy import stats
+from scipy.special import stdtrit
 from torch import Tensor
 
 # Batches of draws for bias, variance and their intervals.
@@ -204,5 +204,5 @@ def _jackknife(whole: Tensor, left_out: Tensor) -> _Interval:
     """The interval of a statistic from its values without each of the batches."""
     batches = len(left_out)
     deviation = math.sqrt((batches - 1) * float(left_out.var(correction=0)))
-    margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, batches - 1)) * deviation
+    margin = float(stdtrit(batches - 1, (1 + CONFIDENCE) / 2)) * deviation
     return _Interval(float(whole), float(whole) - margin, float(whole) + margin)
