@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from io import BytesIO
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -15,3 +17,16 @@ def render_nothing(patch: pytest.MonkeyPatch) -> None:
     """
     patch.setattr(Figure, "savefig", lambda figure, content, **_: content.write(b"a picture" * 20))
     patch.setattr(importlib.import_module("flipgrad.plots.report"), "page", lambda run: "a page")
+
+
+def render_no_pdf(patch: pytest.MonkeyPatch) -> None:
+    """Write other bytes in place of PDF files: to embed their fonts takes as long as everything else in a figure."""
+    draw = Figure.savefig
+
+    def savefig(figure: Figure, content: BytesIO, **options: Any) -> None:
+        if options["format"] == "pdf":
+            content.write(b"a picture" * 20)
+        else:
+            draw(figure, content, **options)
+
+    patch.setattr(Figure, "savefig", savefig)

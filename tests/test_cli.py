@@ -15,6 +15,13 @@ from command_line import flipgrad, fork_flipgrad
 from flipgrad import cli, files
 from flipgrad.estimators import ESTIMATORS, facts
 from flipgrad.training import RunFolder, TrainConfig
+from pictures import render_nothing
+
+
+@pytest.fixture
+def _undrawn(monkeypatch):
+    """For those who do not look at pictures."""
+    render_nothing(monkeypatch)
 
 
 def test_train_prints_a_table_and_stores_everything(tmp_path, capsys):
@@ -30,6 +37,7 @@ def test_train_prints_a_table_and_stores_everything(tmp_path, capsys):
     assert summary["accuracy_n"] > 0.5
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_train_does_not_touch_the_global_random_state(tmp_path, capsys):
     torch.manual_seed(3)
     expected = torch.rand(1)
@@ -112,6 +120,7 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, ar
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_an_existing_run_is_kept_unless_asked(capsys, tmp_path):
     (tmp_path / "metrics.jsonl").write_text("precious")
     code, _, err = flipgrad(capsys, "train", "--output", str(tmp_path))
@@ -161,6 +170,7 @@ def test_interrupting_saves_what_is_done_and_exits_with_130(tmp_path):
 SMALL = ("--model", "20", "--estimator", "st", "--eval-samples", "1")
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_a_run_goes_on_with_resume(tmp_path, capsys):
     run = str(tmp_path / "run")
     assert flipgrad(capsys, "train", *SMALL, "--epochs", "1", "--output", run)[0] == 0
@@ -180,6 +190,7 @@ def test_a_run_goes_on_with_resume(tmp_path, capsys):
     assert (tmp_path / "run/summary.json").exists()
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_the_rate_is_searched_for_and_the_search_goes_on(tmp_path, capsys, monkeypatch):
     run = tmp_path / "run"
     search = ("--lr", "auto", "--search-trials", "3", "--search-epochs", "1", "--search-images", "130")
@@ -204,11 +215,13 @@ def test_the_rate_is_searched_for_and_the_search_goes_on(tmp_path, capsys, monke
     assert (run / "weights.safetensors").read_bytes() == weights
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_training_by_the_bound(tmp_path, capsys):
     options = ("--objective", "bound", "--samples", "3", "--epochs", "1", "--output", str(tmp_path / "run"))
     assert flipgrad(capsys, "train", *SMALL, *options)[0] == 0
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_training_with_antithetic_draws(tmp_path, capsys):
     run = tmp_path / "run"
     options = ("--samples", "2", "--draws", "antithetic", "--epochs", "1", "--output", str(run))
@@ -216,6 +229,7 @@ def test_training_with_antithetic_draws(tmp_path, capsys):
     assert json.loads((run / "config.json").read_text())["config"]["draws"] == "antithetic"
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_a_schedule_that_ends_cannot_be_made_longer(tmp_path, capsys):
     run = str(tmp_path / "run")
     flipgrad(capsys, "train", *SMALL, "--epochs", "1", "--schedule", "cosine", "--output", run)
@@ -224,6 +238,7 @@ def test_a_schedule_that_ends_cannot_be_made_longer(tmp_path, capsys):
     assert "--epochs 2: the cosine schedule was made for 1; leave it out" in err
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_a_damaged_checkpoint_is_one_line(tmp_path, capsys):
     run = tmp_path / "run"
     flipgrad(capsys, "train", *SMALL, "--epochs", "1", "--output", str(run))
@@ -281,6 +296,7 @@ def test_evaluate_prints_a_table_and_stores_examples(tmp_path, capsys):
     assert "4 samples" in (run / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_gradeval_prints_tables_writes_json_and_draws(tmp_path, capsys):
     # Brackets are no markup.
     folder = tmp_path / "[/out]"
@@ -338,6 +354,7 @@ def misfit():
 """
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_gradeval_measures_a_persons_own_model(tmp_path, capsys, monkeypatch):
     (tmp_path / "mine_for_gradeval.py").write_text(OWN_MODEL)
     monkeypatch.chdir(tmp_path)
@@ -363,6 +380,7 @@ def test_gradeval_measures_a_persons_own_model(tmp_path, capsys, monkeypatch):
     assert "over the budget" in err
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_reproduce_lists_and_makes_figures(tmp_path, capsys):
     code, out, _ = flipgrad(capsys, "reproduce", "--list")
     assert code == 0
@@ -518,6 +536,7 @@ def test_a_failed_cell_is_one_line_and_exit_code_1(tmp_path, capsys, monkeypatch
     assert err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("_undrawn")
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 # Since Python 3.12 a fork of a process with threads, which pytest may be, is warned of.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

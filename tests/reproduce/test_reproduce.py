@@ -14,8 +14,9 @@ from flipgrad.reproduce._experiment import Accuracies
 from flipgrad.reproduce._workshop import ToyNet
 from flipgrad.reproduce.accuracy import better_than_st, negative_cosines, one_draw_against_many, unbiased_in_the_last_layer
 from flipgrad.reproduce.size import advantage_grows
+from pictures import render_no_pdf
 
-# In one process: all of them need the figures, which take a minute.
+# In one process: all of them need the figures, which take half a minute.
 pytestmark = pytest.mark.xdist_group("reproduce")
 
 
@@ -23,12 +24,15 @@ pytestmark = pytest.mark.xdist_group("reproduce")
 def folder(tmp_path_factory):
     """All figures, made once."""
     path = tmp_path_factory.mktemp("figures") / "smoke"
-    shop = Workshop(path, "smoke", 0, silent)
+    # One of three augmentations, which are trained and drawn alike.
+    shop = Workshop(path, "smoke", 0, silent, augmentations=["flip-crop"])
     with pytest.MonkeyPatch.context() as patch:
         # Of ten networks of each size, which serve the claims, two: here nobody reads them.
         patch.setattr("flipgrad.reproduce.size.NETWORKS", 2)
         for experiment in EXPERIMENTS.values():
             experiment.reproduce(shop)
+            # The first figure is written whole.
+            render_no_pdf(patch)
     return path
 
 

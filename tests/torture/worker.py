@@ -26,7 +26,7 @@ MEMORY = 3 * 2**30
 LAZY_MODULES = (
     *("torch._dynamo", "torch._dynamo.compiled_autograd", "torch._inductor.config", "torch.utils.tensorboard"),
     *("matplotlib.pyplot", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf", "fontTools.subset"),
-    *("sklearn.datasets", "scipy.optimize", "torch.distributed", "jinja2"),
+    *("sklearn.datasets", "sklearn.model_selection", "scipy.optimize", "torch.distributed", "jinja2"),
     *("PIL.PngImagePlugin", "PIL.JpegImagePlugin"),
 )
 # Told by a process instead of a number: its set-up.

@@ -42,8 +42,8 @@ def test_starts_from_whitened_weights():
 
 
 def test_learns():
-    nets = reference_training(DATA, [5], [0, 30], estimator=fg.PSA())
-    assert expected_loss(nets[30]) < 0.8 * expected_loss(nets[0])
+    nets = reference_training(DATA, [5], [0, 10], estimator=fg.PSA())
+    assert expected_loss(nets[10]) < 0.8 * expected_loss(nets[0])
 
 
 def test_trains_a_given_network():
