@@ -19,14 +19,14 @@ def render_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(importlib.import_module("flipgrad.plots.report"), "page", lambda run: "a page")
 
 
-def render_no_pdf(patch: pytest.MonkeyPatch) -> None:
-    """Write other bytes in place of PDF files: to embed their fonts takes as long as everything else in a figure."""
+def render_roughly(patch: pytest.MonkeyPatch) -> None:
+    """Render PNG files with few dots, and write other bytes in place of PDF files, whose fonts take long to embed."""
     draw = Figure.savefig
 
     def savefig(figure: Figure, content: BytesIO, **options: Any) -> None:
         if options["format"] == "pdf":
             content.write(b"a picture" * 20)
         else:
-            draw(figure, content, **options)
+            draw(figure, content, **{**options, "dpi": 40})
 
     patch.setattr(Figure, "savefig", savefig)

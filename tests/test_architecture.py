@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import flipgrad
 
@@ -34,7 +37,16 @@ LAYERS = [
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 SOURCES = sorted(ROOT.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+# In one process: they share the trees.
+pytestmark = pytest.mark.xdist_group("architecture")
 
 
 def part_of(path: Path) -> str:
@@ -53,7 +65,7 @@ def imported_names(node: ast.AST) -> Iterator[str]:
 
 def imported_parts(path: Path) -> Iterator[tuple[str, bool]]:
     """The parts of flipgrad that a file imports, and whether it does so inside a function."""
-    tree = TREES[path]
+    tree = tree_of(path)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     lazy = {id(node) for function in functions for node in ast.walk(function)}
     for node in ast.walk(tree):
@@ -108,7 +120,8 @@ UNPICKLER = ROOT / "data" / "_unpickle.py"
 
 
 def test_nothing_is_unpickled_or_evaluated():
-    for path, tree in TREES.items():
+    for path in SOURCES:
+        tree = tree_of(path)
         assert not FORBIDDEN_CALLS & set(calls(tree)), path
         names = {name for node in ast.walk(tree) for name in imported_names(node)}
         allowed = {"pickle"} if path == UNPICKLER else set()
@@ -117,7 +130,7 @@ def test_nothing_is_unpickled_or_evaluated():
 
 
 def test_pickle_is_only_the_base_of_one_restricted_class():
-    tree = TREES[UNPICKLER]
+    tree = tree_of(UNPICKLER)
     restricted = [
         node
         for node in ast.walk(tree)
@@ -137,7 +150,7 @@ def test_what_is_forbidden_would_be_found():
 
 
 def test_no_function_is_too_long_to_read_in_one_go():
-    functions = [(path, node) for path, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    functions = [(path, node) for path in SOURCES for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef)]
     assert len(functions) > 500
     for path, node in functions:
         assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name}"
@@ -154,7 +167,7 @@ def test_no_test_imports_another():
     paths = sorted(Path(__file__).parent.rglob("*.py"))
     assert len(paths) > 100
     for path in paths:
-        assert not imported_tests(ast.parse(path.read_text(encoding="utf-8"))), path
+        assert not imported_tests(tree_of(path)), path
 
 
 def test_an_import_of_a_test_would_be_found():

@@ -40,6 +40,9 @@ def assert_compiles(rule: fg.Estimator, backend: str, norm: str = "none") -> Non
     actual = gradients(net, torch.compile(step, fullgraph=True, backend=backend)(x, *z))
     for g, h in zip(actual, expected, strict=True):
         assert torch.allclose(g, h, rtol=1e-4, atol=1e-6)
+    # Layers draw their noise alike: a small network is enough.
+    net, x = fg.Sequential(fg.BinaryLinear(4, 6), fg.BinaryLinear(6, 6), head=nn.Linear(6, 3)), torch.randn(5, 4)
+    objective = fg.CrossEntropy(torch.tensor([0, 1, 2, 0, 1]))
     drawn = torch.compile(lambda x: net(x, objective, estimator=rule).mean(), fullgraph=True, backend=backend)(x)
     assert all(bool(torch.isfinite(g).all()) for g in gradients(net, drawn))
 

@@ -11,7 +11,7 @@ from flipgrad.sampling import fresh
 
 @pytest.mark.parametrize(("samples", "alpha"), [(2, 0.0), (4, 0.3)])
 def test_unbiased_whatever_its_parameters(samples, alpha):
-    assert_unbiased(*random_net((3, 4), fg.Logistic()), fg.DoubleCV(samples, alpha), draws=3000)
+    assert_unbiased(*random_net((3, 4), fg.Logistic()), fg.DoubleCV(samples, alpha), draws=2000)
 
 
 @pytest.mark.parametrize("noise", [fg.Laplace(), fg.Uniform(1.5)], ids=["laplace", "uniform"])

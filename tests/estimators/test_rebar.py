@@ -23,20 +23,20 @@ def test_unbiased_whatever_its_parameters(temperature, scale):
 
 
 def test_unbiased_with_laplace_noise():
-    assert_unbiased(*random_net((3, 4), fg.Laplace()), fixed(), draws=2000)
+    assert_unbiased(*random_net((3, 4), fg.Laplace()), fixed(), draws=1000)
 
 
 def test_unbiased_with_uniform_noise_inside_and_outside_its_support():
     net, x, y = random_net((3, 4), fg.Uniform(0.9))
     a = net[0].affine()(x)
     assert 0 < (a.abs() > 0.9).sum() < a.numel()
-    assert_unbiased(net, x, y, fixed(), draws=2000)
+    assert_unbiased(net, x, y, fixed(), draws=1000)
 
 
 def test_conditional_noise_must_be_differentiated(monkeypatch):
     """Without the derivative of the conditional noise the estimator is biased, and the harness sees it."""
     monkeypatch.setattr("flipgrad.estimators._control.derivative", lambda function, a: torch.ones_like(a))
-    assert_caught(*random_net((3, 4), fg.Logistic()), fixed(), draws=2000)
+    assert_caught(*random_net((3, 4), fg.Logistic()), fixed(), draws=500)
 
 
 def test_is_the_formula_for_one_layer():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 
 import torch
@@ -27,7 +28,7 @@ def convolutions(draw, batches, inputs, outputs, *, largest_kernel=4, most_units
     kernel, stride, padding, dilation, more = two(1, largest_kernel), two(1, 3), two(0, 2), two(1, 2), two(0, 3)
     size = [max(1, d * (k - 1) + 1 - 2 * p) + m for d, k, p, m in zip(dilation, kernel, padding, more, strict=True)]
     if most_units and groups * inputs * size[0] * size[1] > most_units:
-        inputs, groups = min(inputs, 7), 1
+        inputs, groups = max(1, min(inputs, most_units // (size[0] * size[1]))), 1
     shapes = (batch, groups * inputs, *size), (groups * outputs, inputs, *kernel)
     return *shapes, Geometry(stride, padding, dilation, groups)
 
@@ -116,6 +117,7 @@ class GridLayer:
     def function(self, module: ModuleType):
         return module.log_ratio if self.ratio else module.flip_product
 
+    @cached_property
     def expected(self) -> Tensor:
         return self.function(naive)(self.x, self.weight, self.bias, self.grad, Logistic(self.scale), self.geometry)
 
@@ -123,7 +125,7 @@ class GridLayer:
         raise NotImplementedError
 
     def assert_right(self, *dtypes: torch.dtype, layout=lambda t: t) -> None:
-        expected = self.expected()
+        expected = self.expected
         for dtype in dtypes:
             actual = self.actual(dtype, layout).cpu()
             assert actual.dtype == dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from pieces import silent
@@ -14,10 +15,21 @@ from flipgrad.reproduce._experiment import Accuracies
 from flipgrad.reproduce._workshop import ToyNet
 from flipgrad.reproduce.accuracy import better_than_st, negative_cosines, one_draw_against_many, unbiased_in_the_last_layer
 from flipgrad.reproduce.size import advantage_grows
-from pictures import render_no_pdf
+from pictures import render_nothing, render_roughly
 
 # In one process: all of them need the figures, which take half a minute.
 pytestmark = pytest.mark.xdist_group("reproduce")
+
+
+# Draws per estimator: half of those of the scale, which is as few as its smallest share allows.
+SAMPLES = 50
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_samples():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SCALES, "smoke", replace(SCALES["smoke"], samples=SAMPLES))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +43,8 @@ def folder(tmp_path_factory):
         patch.setattr("flipgrad.reproduce.size.NETWORKS", 2)
         for experiment in EXPERIMENTS.values():
             experiment.reproduce(shop)
-            # The first figure is written whole.
-            render_no_pdf(patch)
+            # Only the first figure is written as it is by default.
+            render_roughly(patch)
     return path
 
 
@@ -50,11 +62,11 @@ def test_every_figure_has_numbers_pictures_and_a_text(folder, name):
 
 
 def test_the_papers_estimators_are_measured(folder):
-    stored = json.loads((folder / "measured/5-5-5-epoch-1-100.json").read_text())
+    stored = json.loads((folder / f"measured/5-5-5-epoch-1-{SAMPLES}.json").read_text())
     main = {"REINFORCE", "ARM", "Concrete 0.1", "Concrete 1", "Tanh", "ST", "PSA", "ADF", "LocalReparam", "HardST"}
     assert main <= stored["estimators"].keys()
-    assert stored["samples"] == 100
-    everything = json.loads((folder / "measured/5-5-5-epoch-2-100.json").read_text())["estimators"]
+    assert stored["samples"] == SAMPLES
+    everything = json.loads((folder / f"measured/5-5-5-epoch-2-{SAMPLES}.json").read_text())["estimators"]
     assert len(everything) == len(fg.estimators.ESTIMATORS) - 1 + 3
 
 
@@ -70,7 +82,8 @@ def test_nothing_is_computed_twice(folder, monkeypatch):
     assert (folder / "rmse.png").read_bytes() == before
 
 
-def test_an_interruption_loses_one_estimator_at_most(tmp_path, folder):
+def test_an_interruption_loses_one_estimator_at_most(tmp_path, folder, monkeypatch):
+    render_nothing(monkeypatch)
     seen = []
 
     def stop(what: str, new: int, total: int) -> None:
@@ -80,11 +93,11 @@ def test_an_interruption_loses_one_estimator_at_most(tmp_path, folder):
 
     with pytest.raises(KeyboardInterrupt):
         EXPERIMENTS["rmse"].reproduce(Workshop(tmp_path / "cut", "smoke", 0, stop))
-    kept = json.loads((tmp_path / "cut/measured/5-5-5-epoch-1-100.json").read_text())["estimators"]
+    kept = json.loads((tmp_path / f"cut/measured/5-5-5-epoch-1-{SAMPLES}.json").read_text())["estimators"]
     assert list(kept) == ["REINFORCE"]
     EXPERIMENTS["rmse"].reproduce(Workshop(tmp_path / "cut", "smoke", 0, silent))
-    whole = Accuracies.read(folder / "measured/5-5-5-epoch-1-100.json")
-    resumed = Accuracies.read(tmp_path / "cut/measured/5-5-5-epoch-1-100.json")
+    whole = Accuracies.read(folder / f"measured/5-5-5-epoch-1-{SAMPLES}.json")
+    resumed = Accuracies.read(tmp_path / f"cut/measured/5-5-5-epoch-1-{SAMPLES}.json")
     for name in ("REINFORCE", "ARM", "PSA"):
         assert whole.layer(name, "layer 1") == resumed.layer(name, "layer 1")
 
