@@ -17,6 +17,8 @@ from flipgrad.estimators import ESTIMATORS, facts
 from flipgrad.training import RunFolder, TrainConfig
 from pictures import render_nothing
 
+SMALL = ("--model", "20", "--estimator", "st", "--eval-samples", "1")
+
 
 @pytest.fixture
 def _undrawn(monkeypatch):
@@ -148,7 +150,7 @@ def test_help_and_version(capsys, arguments):
 
 
 def test_interrupting_saves_what_is_done_and_exits_with_130(tmp_path):
-    command = [sys.executable, "-m", "flipgrad", "train", "--estimator", "st", "--epochs", "10000", "--output", "run"]
+    command = [sys.executable, "-m", "flipgrad", "train", *SMALL, "--epochs", "10000", "--output", "run"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
@@ -165,9 +167,6 @@ def test_interrupting_saves_what_is_done_and_exits_with_130(tmp_path):
     assert (tmp_path / "run/curve.png").exists()
     assert (tmp_path / "run/weights.safetensors").exists()
     assert all(json.loads(line) for line in metrics.read_text().splitlines())
-
-
-SMALL = ("--model", "20", "--estimator", "st", "--eval-samples", "1")
 
 
 @pytest.mark.usefixtures("_undrawn")
