@@ -201,8 +201,8 @@ def test_metrics_facts_and_trials_of_a_wrong_kind_are_one_line(run, capsys):
         read_trials(run, load_data(read_config(run)))
 
 
-@pytest.mark.parametrize("name", ["curve.png", "report.html"])
-def test_what_is_advised_when_the_disk_is_full_at_the_pictures_draws_them(tmp_path, capsys, monkeypatch, name):
+def full_disk_at(name):
+    """What writes files, until one of that name finds the disk full."""
     write = files.write
 
     def full(path, content):
@@ -210,8 +210,13 @@ def test_what_is_advised_when_the_disk_is_full_at_the_pictures_draws_them(tmp_pa
             raise StorageError(f"cannot write '{path}': No space left on device")
         write(path, content)
 
+    return full
+
+
+@pytest.mark.parametrize("name", ["curve.png", "report.html"])
+def test_what_is_advised_when_the_disk_is_full_at_the_pictures_draws_them(tmp_path, capsys, monkeypatch, name):
     with monkeypatch.context() as patched:
-        patched.setattr("flipgrad.files.write", full)
+        patched.setattr("flipgrad.files.write", full_disk_at(name))
         err = refused(capsys, "train", *QUICK, "--output", str(tmp_path / "run"), code=1)
     assert not (tmp_path / "run" / name).exists()
     assert "is finished" in done(capsys, *command_in(err))
@@ -235,16 +240,9 @@ def test_what_is_advised_when_the_disk_is_full_at_the_first_file_works(tmp_path,
 
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "config.json", "search.json"])
 def test_what_is_advised_when_the_disk_is_full_from_the_start_works(tmp_path, capsys, monkeypatch, name):
-    write = files.write
-
-    def full(path, content):
-        if path.name == name:
-            raise StorageError(f"cannot write '{path}': No space left on device")
-        write(path, content)
-
     command = ("train", *QUICK, *SEARCH, "--output", str(tmp_path / "run"))
     with monkeypatch.context() as patched:
-        patched.setattr("flipgrad.files.write", full)
+        patched.setattr("flipgrad.files.write", full_disk_at(name))
         err = refused(capsys, *command, code=1)
     if name == "config.json":
         assert err.endswith("make room, and give the same command with --overwrite\n")
