@@ -104,6 +104,16 @@ def test_imports_form_no_cycle():
     TopologicalSorter(graph).prepare()
 
 
+# Half a second each, of every process that imports the package.
+SLOW_IMPORTS = ("sklearn", "scipy.stats")
+
+
+def test_imports_that_take_long_wait_until_they_are_needed():
+    for path in SOURCES:
+        names = [name for node in tree_of(path).body for name in imported_names(node)]
+        assert not any(name.startswith(SLOW_IMPORTS) for name in names), path
+
+
 def calls(tree: ast.AST) -> Iterator[str]:
     """The called names of a file, as they are written, and arguments that unpickle."""
     for node in ast.walk(tree):
