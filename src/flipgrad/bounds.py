@@ -7,8 +7,6 @@ With S draws of all noises and losses f_s, the mean estimates the expected loss 
 :func:`mean_losses` and :func:`bound_losses` carry gradients, those of any estimator.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ What flipgrad writes and reads back, JSON or tensors, has a checksum of its cont
 is no protection from somebody who means harm, who would write a right one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

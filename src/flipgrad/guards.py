@@ -4,8 +4,6 @@ Torch captures a graph when it compiles, exports or traces: it writes operations
 at then, and gradients may get lost.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

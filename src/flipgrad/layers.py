@@ -1,7 +1,5 @@
 r"""Binary layers: an affine map, injected noise, and a sign, :math:`x' = \mathrm{sign}(a(x) - Z)`."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace

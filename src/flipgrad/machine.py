@@ -1,7 +1,5 @@
 """The processor: its cores, how many threads torch uses, and how long work takes on it."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping

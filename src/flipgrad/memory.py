@@ -1,7 +1,5 @@
 """Memory: what would not fit is refused before it is tried, and what did not fit is told from other errors."""
 
-from __future__ import annotations
-
 import os
 
 import torch

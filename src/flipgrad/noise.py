@@ -5,8 +5,6 @@ With cdf :math:`F` a unit is +1 with probability :math:`F(a)` and has the condit
 relative precision in the tails, and the noise's median is 0.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

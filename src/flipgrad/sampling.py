@@ -4,8 +4,6 @@ A source gives Z for a layer's pre-activations. Where only the states sign(a - Z
 without ever making Z: on the processor, compiled code compares counter-based random numbers with the probabilities.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from reprlib import repr as brief

@@ -1,7 +1,5 @@
 """The steps in which a network is evaluated: binary layers, and what may stand between them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import final

@@ -1,7 +1,5 @@
 """A user's own function, named on the command line as ``package.module:function``."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import sys

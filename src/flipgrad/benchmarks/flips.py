@@ -1,7 +1,5 @@
 """The flip product over the ordinary input gradient, for the layers of the paper's CIFAR-10 network and a wide linear one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the training loop costs: over bare training steps, with PSA over ST, and the share of loading the images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

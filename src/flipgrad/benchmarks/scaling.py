@@ -1,7 +1,5 @@
 """How the cost of a PSA step grows with width, depth, batch and cores, against ST: exponents in log-log coordinates."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

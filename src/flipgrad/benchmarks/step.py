@@ -1,7 +1,5 @@
 """Gradients and updates, as several benchmarks time them; the time and the peak memory of an update of the paper's network."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

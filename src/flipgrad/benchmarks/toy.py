@@ -1,7 +1,5 @@
 """Gradients of small networks on 200 points of the toy problem: exact ones, and draws of every estimator."""
 
-from __future__ import annotations
-
 import resource
 from typing import Any
 

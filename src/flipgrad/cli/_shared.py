@@ -1,7 +1,5 @@
 """What commands share: a progress bar that is silent when nobody watches, interruptions at a safe place, and tables."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """``flipgrad estimators``."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """``flipgrad evaluate``."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated

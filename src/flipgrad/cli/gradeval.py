@@ -1,7 +1,5 @@
 """``flipgrad gradeval``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as brief

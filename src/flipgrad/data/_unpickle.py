@@ -1,7 +1,5 @@
 """Reading a pickle of plain values and byte arrays without running anything that it names."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from typing import Any, final

@@ -4,8 +4,6 @@ Each image [C, H, W] of a batch is changed in its own way, drawn from ``generato
 ``fill``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

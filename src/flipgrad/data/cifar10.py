@@ -1,7 +1,5 @@
 """CIFAR-10: 60,000 colour photographs of 32x32 pixels in ten classes, read from its official files."""
 
-from __future__ import annotations
-
 import tarfile
 import zlib
 from lzma import LZMAError

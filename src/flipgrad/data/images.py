@@ -1,7 +1,5 @@
 """A folder of images, sorted into classes by sub-folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """MNIST: 70,000 handwritten digits of 28x28 pixels, read from the files of its distribution."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 import zlib

@@ -3,8 +3,6 @@
 Those that need no files are here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

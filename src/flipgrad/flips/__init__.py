@@ -13,8 +13,6 @@ on a GPU; ``separable`` is ordinary products, to a tolerance. The functions here
 operators of torch, so that they compile and are one node of a graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What sums over flips take and give: right shapes, dtypes and devices, a flat geometry, a memory format."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

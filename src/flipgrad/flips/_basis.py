@@ -29,8 +29,6 @@ Averages of the density at two points, cheaper for other noises than these diffe
 three times worse at rank 2, and do not follow the kinks of Laplace and Uniform.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

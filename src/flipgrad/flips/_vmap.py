@@ -1,7 +1,5 @@
 """The rule of ``torch.vmap`` for sums over flips: many draws of a layer's units are evaluated as one layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, final
 

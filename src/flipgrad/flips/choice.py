@@ -1,7 +1,5 @@
 """Which implementation of the flip product to use: the cheapest one that is accurate enough, by a measured cost model."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import dataclass

@@ -17,8 +17,6 @@ In float32 its error is about 3e-7 times the root of the number of terms, or 1e-
 where that is more. An output state that is 0 adds nothing.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -9,8 +9,6 @@ The flip product, and the log ratio of the probabilities of output states :math:
 Every unit is flipped in turn and the layer evaluated anew. Slow on purpose; it shares no code with the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """The ordinary gradients of fully connected layers and convolutions, which fast sums over flips are made of."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -32,8 +32,6 @@ Memory formats are kept as they come. On a CPU the gradient of a convolution is 
 tensors, about what it would cost to convert them here.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable, Sequence

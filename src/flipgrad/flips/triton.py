@@ -13,8 +13,6 @@ With the environment variable ``TRITON_INTERPRET=1``, set before Triton is first
 tests.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from functools import partial

@@ -10,8 +10,6 @@ Each term, which depends on :math:`a_j` and :math:`a_j - s` with :math:`s = 2 A_
 - the slope product, of terms :math:`p_Z(a_j) - p_Z(a_j - s)`, which are summed over the examples: one number per weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product

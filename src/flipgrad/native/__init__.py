@@ -9,8 +9,6 @@ and one binary serves all versions of Python and torch. It is compiled when the 
 :func:`available` is False and :func:`reason` says why.
 """
 
-from __future__ import annotations
-
 from flipgrad.native.library import available, reason
 
 __all__ = ["available", "reason"]

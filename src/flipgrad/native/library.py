@@ -1,7 +1,5 @@
 """Loads the compiled library and calls its functions."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ A random number depends on the seed, the offset and the unit's place in memory a
 seed; both are from 0 to 2**63 - 1. Results have the shape, dtype and layout of the tensor that is given.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ The curves are figures 2 and 3 of the paper: Shekhovtsov, Yanush, Flach. Path Sa
 Binary Networks. NeurIPS 2020. Files are read and checked, so that a figure is right or not drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Bias against standard deviation at one sample: where each estimator's error comes from, for many estimators at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10

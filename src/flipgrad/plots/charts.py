@@ -1,7 +1,5 @@
 """The charts of a run: curves over epochs and how often the members of its ensemble disagree; as files or SVG in a page."""
 
-from __future__ import annotations
-
 import colorsys
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Example predictions as a page shows them: a picture of the input, and a bar for each of the likeliest classes."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass

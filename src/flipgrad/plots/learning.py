@@ -4,8 +4,6 @@ Figure 4 and those of appendix C.2 of the paper: Shekhovtsov, Yanush, Flach. Pat
 Stochastic Binary Networks. NeurIPS 2020.
 """
 
-from __future__ import annotations
-
 import colorsys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ value that may be None is None where the file has null, NaN or an infinity. What
 by ``__post_init__``, which raises an `InputError`. Nothing in a file is ever executed.
 """
 
-from __future__ import annotations
-
 from dataclasses import MISSING, dataclass, fields, is_dataclass, make_dataclass
 from functools import lru_cache
 from math import inf, isfinite, ulp

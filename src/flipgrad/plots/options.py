@@ -1,7 +1,5 @@
 """Options of estimators: their accuracy layer by layer, and the trainings with them over learning rates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The page of a reproduction: what the paper shows beside what was found here."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The page holds everything that it shows: it loads nothing, runs nothing (its con
 same, byte by byte, for the same result files.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Only ``config.json`` and ``metrics.jsonl`` must be there. An entry may lack any 
 infinite (a run that diverged) counts as missing: the rest can be shown all the same.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

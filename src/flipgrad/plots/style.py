@@ -1,7 +1,5 @@
 """How every figure looks: one style per estimator, panels that fit a page, and files that are the same each time."""
 
-from __future__ import annotations
-
 import colorsys
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping

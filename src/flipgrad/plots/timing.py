@@ -1,7 +1,5 @@
 """Running times: ratios to an ordinary network's, the paper's beside ours, and how a step's grows with the size of the work."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

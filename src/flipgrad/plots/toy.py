@@ -1,7 +1,5 @@
 """The paper's toy problem: training losses of small networks, and what they predict in the plane."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import pi
 from pathlib import Path

@@ -4,8 +4,6 @@ A cell's result is one file, which appears whole when the cell is done. So nothi
 machine died, or that two processes were given, ends with one result.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import traceback

@@ -1,7 +1,5 @@
 """Run cells: in processes of this machine, or on a Dask cluster."""
 
-from __future__ import annotations
-
 import importlib
 import signal
 import threading

@@ -1,7 +1,5 @@
 """What a figure of the paper is, and the folder in which figures are made: networks and measurements are made there once."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """What every experiment costs on this machine: measured where it was run here, else estimated from recorded times."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """All experiments by their names on the command line, and one page with each beside the paper's, from result files alone."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

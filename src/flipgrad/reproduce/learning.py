@@ -1,7 +1,5 @@
 """Learning on CIFAR-10: figure 4 and those of appendix C.2, and figure C.7 of appendix C.3."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from math import nan
 from typing import ClassVar, final

@@ -1,7 +1,5 @@
 """Appendix C.2: the running times of the methods, beside the paper's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import final

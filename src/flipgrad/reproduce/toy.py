@@ -1,7 +1,5 @@
 """The paper's toy problem: how estimators train a small network, and what the trained networks predict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise

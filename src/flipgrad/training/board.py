@@ -1,7 +1,5 @@
 """Metrics for TensorBoard, which is an extra."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

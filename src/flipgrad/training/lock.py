@@ -1,7 +1,5 @@
 """A lock on a folder, so that two runs cannot write the same one."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import suppress

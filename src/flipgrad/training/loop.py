@@ -1,7 +1,5 @@
 """The training loop: updates, and what is stored when, so that nothing is lost; and the search for the learning rate."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """How good a network is: its accuracies and losses on a set of examples, and how many of its units are saturated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 

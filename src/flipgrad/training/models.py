@@ -1,7 +1,5 @@
 """Networks for the built-in data sets, and by name for the command line."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

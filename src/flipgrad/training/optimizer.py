@@ -1,7 +1,5 @@
 """The optimizer of a run, its learning rate, and its state as tensors by name."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """What an ensemble predicts: single examples with the probabilities of every member, and how often members disagree."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Every process has a part of each batch, and noise of its own. What they do is on
 weighted by the parts' sizes and added up.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The training of the paper's small networks, along which the accuracy of gradients is measured."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from reprlib import repr as brief

@@ -1,7 +1,5 @@
 """One training: its state, and the updates that change it."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@
 came out.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import ClassVar, final
 

@@ -4,8 +4,6 @@ Small networks are measured against the exact gradient. In wide ones that is out
 draws of PSA. That mean is PSA's own expectation. It is the exact gradient in the last layer and the head, and biased elsewhere.
 """
 
-from __future__ import annotations
-
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The ways of averaging that are compared, one draw or several, and what was found out about them in one network."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt

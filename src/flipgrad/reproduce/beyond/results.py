@@ -1,7 +1,5 @@
 """What the numbers say about averaging inputs and heads: the claims and the tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import isfinite

@@ -4,8 +4,6 @@ Over the rates they tell which an option bears, and how far it comes. In a long 
 shows that short ones on images hide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
