@@ -477,7 +477,7 @@ def test_modules_are_listed_and_can_be_replaced():
 def test_an_estimator_is_an_object(estimator):
     net = fg.Sequential(fg.BinaryLinear(2, 2), head=nn.Linear(2, 2))
     x, objective = torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1]))
-    message = r"pass an object, e\.g\. estimator=fg\.PSA\(\)"
+    message = r"estimator='\w+': pass an object, e\.g\. fg\.PSA\(\)"
     with pytest.raises(fg.InputError, match=message):
         net(x, objective, estimator=estimator)
     with pytest.raises(fg.InputError, match=message):

@@ -119,7 +119,7 @@ def test_a_file_alone_runs_no_code(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (f"{MODULE}:nothing", "what --estimator .*:nothing' gives is int; give estimators, e.g. fg.PSA()"),
+        (f"{MODULE}:nothing", "what --estimator .*:nothing' gives: got int; give estimators, e.g. fg.PSA()"),
         (f"{MODULE}:failing", "--estimator .*:failing': ValueError: not today"),
         (f"{MODULE}:Absent", "--estimator .*:Absent': AttributeError"),
         ("nowhere:Mix", "--estimator 'nowhere:Mix': ModuleNotFoundError: No module named 'nowhere'"),

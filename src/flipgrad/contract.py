@@ -292,10 +292,10 @@ def check_estimator(estimator: object, what: str = "estimator") -> None:
     """Refuse, for ``what`` it was given, anything but an estimator: its class or name, or an object of another kind."""
     if isinstance(estimator, type | str):
         name = estimator.__name__ if isinstance(estimator, type) else estimator
-        raise InputError(f"{what}={name!r}: pass an object, e.g. estimator=fg.PSA()")
+        raise InputError(f"{what}={name!r}: pass an object, e.g. fg.PSA()")
     if not isinstance(estimator, Estimator):
         raise InputError(
-            f"{what} is {type(estimator).__name__}; give estimators, e.g. fg.PSA(), or objects of a class of your own that "
+            f"{what}: got {type(estimator).__name__}; give estimators, e.g. fg.PSA(), or objects of a class of your own that "
             "inherits from fg.LocalEstimator, fg.PathEstimator or fg.Estimator"
         )
 

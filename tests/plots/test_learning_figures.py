@@ -144,6 +144,12 @@ def test_muprop_without_any_epoch_is_refused(tmp_path):
         plots.muprop(stored(tmp_path, {"runs": [run]}), tmp_path / "figure")
 
 
+def test_muprop_with_two_augmentations_is_refused(tmp_path):
+    runs = [entry("PSA", "flip-crop"), entry("PSA", "none")]
+    with pytest.raises(fg.InputError, match="has 2 augmentations, and the figure shows one"):
+        plots.muprop(stored(tmp_path, {"runs": runs}), tmp_path / "figure")
+
+
 def toy_methods(runs: int) -> dict:
     losses = {"expected": [0.7, 0.5, 0.4], "marginal": [0.65, 0.45, 0.38]}
     return {name: {"epochs": [1, 10, 100], "runs": [losses] * runs} for name in ("PSA", "ST", "ARM", "REINFORCE")}

@@ -65,8 +65,7 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
         tolerance: the relative L2 error that is allowed; 0 asks for an exact kernel.
         a: the pre-activations, whose root mean square decides how accurate a separable form is.
     """
-    if not 0 <= tolerance < 1:
-        raise InputError(f"tolerance={tolerance}: the tolerance is a relative error from 0 (exact) to below 1, e.g. 1e-3")
+    _check_tolerance(tolerance)
     terms, activations = places * weight.numel(), places * weight.shape[0]
     seconds, exact, why = _exact(weight, noise, terms)
     if tolerance == 0:
@@ -91,11 +90,17 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
 
 def choose_per_weight(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor) -> Choice:
     """Decide for a slope product, which has no exact kernel to compare with but the vectorized one."""
+    _check_tolerance(tolerance)
     form = None
     if tolerance != 0 and places * weight.numel() * TERM["vectorized"] > CALL["separable"]:
         form = find_form(weight, noise, tolerance, activation_rms=root_mean_square(a))
     usable = form is not None and form.reachable
     return Choice("separable" if usable else "vectorized", form, {}, "")
+
+
+def _check_tolerance(tolerance: float) -> None:
+    if not 0 <= tolerance < 1:
+        raise InputError(f"tolerance={tolerance}: the tolerance is a relative error from 0 (exact) to below 1, e.g. 1e-3")
 
 
 def explain(layer: Layer, *, places: int = 2**14, tolerance: float = 1e-3) -> str:

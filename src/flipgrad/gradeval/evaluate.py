@@ -233,7 +233,7 @@ def _named(estimators: Sequence[Estimator] | Mapping[str, Estimator]) -> dict[st
     pairs = estimators.items() if isinstance(estimators, Mapping) else [(type(rule).__name__, rule) for rule in estimators]
     named: dict[str, Estimator] = {}
     for name, estimator in pairs:
-        check_estimator(estimator, f"estimators: {name!r}")
+        check_estimator(estimator, f"estimators[{name!r}]" if isinstance(estimators, Mapping) else "estimators")
         if name in named:
             raise InputError(f"estimators: {name} is there more than once; name them: {{'{name} a': ..., '{name} b': ...}}")
         named[name] = estimator

@@ -124,7 +124,10 @@ def learning_figure(result: Path, kinds: Sequence[Kind]) -> Figure:
 @defaults()
 def muprop_figure(result: Path) -> Figure:
     """The training losses of methods at several learning rates, not smoothed; a star marks rates found by the search."""
-    (trainings,) = read(result).values()
+    by_augmentation = read(result)
+    if len(by_augmentation) != 1:
+        raise InputError(f"'{result}' has {len(by_augmentation)} augmentations, and the figure shows one; measure it again")
+    (trainings,) = by_augmentation.values()
     styled = []
     for run in trainings:
         # The same method at several rates goes from its own colour to lighter ones.
