@@ -99,7 +99,7 @@ def with_checksum(value: Mapping[str, object]) -> dict[str, object]:
 
 
 def read_json(path: Path, *, missing: str, broken: str, most: int = LARGEST_JSON) -> dict[str, Any]:
-    """What :func:`write_json` wrote into a file of at ``most`` so many bytes.
+    """What :func:`write_json` wrote into a file of at most ``most`` bytes.
 
     Raises:
         InputError: with the advice ``missing`` if it cannot be read, and ``broken`` if it is no JSON of ours, or was changed.

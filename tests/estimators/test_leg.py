@@ -68,7 +68,7 @@ def test_flips_in_chunks(monkeypatch):
 
     whole = result()
     for chunk in (1, 5 * 120):
-        monkeypatch.setattr(leg, "CHUNK", chunk)
+        monkeypatch.setattr(leg, "NUMBERS_AT_ONCE", chunk)
         assert_same(result(), whole)
 
 

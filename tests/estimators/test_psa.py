@@ -73,7 +73,7 @@ def test_head_flips_in_chunks(head, gradient, monkeypatch):
 
     whole = result()
     # One flip of the three at a time.
-    monkeypatch.setattr(_head, "CHUNK", 1)
+    monkeypatch.setattr(_head, "NUMBERS_AT_ONCE", 1)
     assert_same(result(), whole)
 
 

@@ -35,7 +35,7 @@ from flipgrad.steps import Sample
 HeadGradient = Literal["sampled", "enhanced", "rao-blackwell"]
 
 # Numbers held at once: flipped outputs of a linear head, flipped states of any other.
-CHUNK = 2**20
+NUMBERS_AT_ONCE = 2**20
 
 
 def head_losses(
@@ -144,11 +144,11 @@ def _opposite(last: LayerCall, x: Tensor) -> Tensor:
 
 
 def _in_chunks(losses: Callable[..., Tensor], numbers: int, *of_units: Tensor) -> Tensor:
-    """The losses [units, B] of tensors [units, ...]; one flip holds so many ``numbers``.
+    """The losses [units, B] of tensors [units, ...]; one flip holds this many ``numbers``.
 
     Where gradients are wanted, each of several chunks is computed again on the way back.
     """
-    size = max(1, CHUNK // max(1, numbers))
+    size = max(1, NUMBERS_AT_ONCE // max(1, numbers))
     chunks = list(zip(*(t.split(size) for t in of_units), strict=True))
     if torch.is_grad_enabled() and len(chunks) > 1:
         return torch.cat([checkpoint(losses, *chunk, use_reentrant=False) for chunk in chunks])

@@ -13,7 +13,7 @@ from flipgrad.estimators._head import flipped_states
 from flipgrad.estimators._paths import Path, PathEstimator
 
 # Numbers held at once: flips of a layer times the pre-activations of the widest layer.
-CHUNK = 2**20
+NUMBERS_AT_ONCE = 2**20
 
 
 @final
@@ -43,7 +43,7 @@ class LEG(PathEstimator):
 
     def gradients(self, path: Path) -> list[Tensor]:
         widest = max(a.numel() for a in path.a)
-        size = max(1, CHUNK // max(1, widest))
+        size = max(1, NUMBERS_AT_ONCE // max(1, widest))
         result = []
         for k, (a, x, noise) in enumerate(zip(path.a, path.states, path.noises, strict=True)):
             parts = torch.arange(x[:1].numel() if len(x) else 1, device=x.device).split(size)
