@@ -16,7 +16,7 @@ SAMPLED = {
     fg.DisARM: 4000,
     fg.DoubleCV: 3000,
     fg.LEG: 1300,
-    fg.REBAR: 4000,
+    fg.REBAR: 5000,
 }
 # Shown where they are tested: with their baselines or surrogates, which depend on the network, or without sampling.
 ELSEWHERE = {fg.Exact, fg.MuProp, fg.REINFORCE, fg.RELAX}
