@@ -262,9 +262,6 @@ torch.library.register_fake("flipgrad::refuse_backward", torch.empty_like)
 class Undefined(LocalEstimator):
     """The rule of a layer without an estimator: sampled states, and an error instead of a wrong gradient."""
 
-    def passes(self, depth: int) -> int:
-        return 1
-
     def states(self, call: LayerCall) -> Tensor:
         a = call.affine(call.x)
         result: Tensor = _UndefinedGradient.apply(a, call.sample(a))  # type: ignore[no-untyped-call]
