@@ -10,12 +10,13 @@ import torch
 from pieces import place
 
 import flipgrad as fg
+from flipgrad.plots.options import Grid, Net, Trained
 from flipgrad.reproduce import Workshop
-from flipgrad.reproduce._training import image_folder
 from flipgrad.reproduce.beyond import networks
-from flipgrad.reproduce.beyond.options import LABELS, WAYS, LastLayer, Net, of_draws
-from flipgrad.reproduce.beyond.results import all_claims, all_sheets
-from flipgrad.reproduce.beyond.trainings import SETTINGS, Grid, Trained, long_trainings
+from flipgrad.reproduce.beyond.networks import LABELS, WAYS, LastLayer, of_draws
+from flipgrad.reproduce.beyond.results import all_claims, all_sheets, long_trainings
+from flipgrad.reproduce.beyond.trainings import SETTINGS
+from flipgrad.reproduce.learning import image_folder
 
 
 def gradients(net, x, objective, estimator, noise=None) -> torch.Tensor:

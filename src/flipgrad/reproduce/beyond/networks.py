@@ -9,27 +9,47 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from flipgrad import files
 from flipgrad.benchmarks.step import gradient
-from flipgrad.contract import Estimator
+from flipgrad.bounds import MeanOfDraws
+from flipgrad.contract import Estimator, LayerCall, LocalEstimator, Network
 from flipgrad.data import DataSet, Split
+from flipgrad.estimators.names import for_training
 from flipgrad.gradeval import Reference, ReferenceLayer
 from flipgrad.gradeval.draws import Problem, one_by_one, stream
 from flipgrad.gradeval.evaluate import accuracy_of_draws, mean_of_draws
 from flipgrad.machine import fastest, threads
 from flipgrad.network import Sequential
-from flipgrad.objectives import CrossEntropy
+from flipgrad.objectives import CrossEntropy, Objective
+from flipgrad.plots.options import KEYS, PAPER, Net
 from flipgrad.reproduce._cells import Cell, Place, read_result
-from flipgrad.reproduce._training import RUN, prepared
 from flipgrad.reproduce._workshop import ToyNet, Workshop
-from flipgrad.reproduce.beyond.options import LABELS, OPTIONS, PAPER, WAYS, Net, named, of_draws, per_layer
 from flipgrad.reproduce.beyond.trainings import Setting
+from flipgrad.reproduce.learning import RUN, prepared
+from flipgrad.sampling import states as sampled_states
 from flipgrad.training import TrainConfig, make_net, read_weights
+
+# The paper's own first: psa:sampled is PSA, st is ST, psa:enhanced the head of its appendix.
+OPTIONS = (
+    *("psa:sampled", "psa:enhanced", "psa:posterior", "psa:rao-blackwell", "psa:mean"),
+    *("st:sampled", "st:posterior", "st:rao-blackwell", "st:mean"),
+)
+# How a gradient is made of several draws, by what tables call it: the option, and how.
+WAYS = {
+    "PSA posterior, 2 draws": ("psa:posterior", "independent"),
+    "PSA posterior, Z and −Z": ("psa:posterior", "antithetic"),
+    "PSA mean, 2 draws": ("psa:mean", "independent"),
+    "PSA mean, Z and −Z": ("psa:mean", "antithetic"),
+    "PSA mean, 4 of the last layer": ("psa:mean", "last 4"),
+    "PSA mean, 16 of the last layer": ("psa:mean", "last 16"),
+}
+# What figures call the options.
+LABELS = [for_training(option, 1)[0] for option in OPTIONS]
 
 # Small networks beside 5-5-5, but at the smoke scale: a wider one, and those of other depths.
 OTHER_NETS = ((10, 10, 10), *((5,) * depth for depth in (2, 4, 5, 6, 7)))
@@ -58,7 +78,52 @@ MORE_REPEATS = 10
 SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 
 # The time of a gradient over that of PSA, by network and option.
-Costs = Mapping[str, Mapping[str, float]]
+Costs = dict[str, dict[str, float]]
+
+
+def of_draws(option: str, way: str) -> Estimator:
+    """The estimator of an option (a specification) with "one" draw, or in one of the :data:`WAYS`."""
+    _, rule = for_training(option, 1)
+    if way == "one":
+        return rule
+    if way.startswith("last ") and isinstance(rule, LocalEstimator):
+        return LastLayer(rule, int(way.removeprefix("last ")))
+    return MeanOfDraws(rule, 2, antithetic=way == "antithetic")
+
+
+@final
+class LastLayer(LocalEstimator):
+    """One draw of all layers but the last, ``count`` of the last: its signals and the head's gradient are averaged.
+
+    Not for posterior inputs of the last layer: these belong to one draw of its states.
+    """
+
+    unbiased = False
+    citation = "Shekhovtsov, Yanush, Flach 2020"
+
+    def __init__(self, rule: LocalEstimator, count: int) -> None:
+        self.rule, self.count = rule, count
+
+    def passes(self, depth: int) -> int:
+        return self.rule.passes(depth)
+
+    def states(self, call: LayerCall) -> Tensor:
+        return self.rule.states(call)
+
+    def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+        if last.distribution is None:
+            raise RuntimeError("the last layer drew no states")
+        # Other values, the same gradient: what comes back to all of them goes on to the layer once, added up.
+        carried = states - states.detach()
+        every = [states, *(sampled_states(last.draw, last.noise, last.distribution.a) + carried for _ in range(self.count - 1))]
+        return torch.stack([self.rule.head(net, last, some, objective) for some in every]).mean(0)
+
+
+def per_layer(entries: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """The numbers of one draw from accuracies as :mod:`flipgrad.gradeval` gives them, layer by layer."""
+    rows = [{**entry, "rmse": entry["rmse"][0], "cosine": entry["cosine_mean"][0]} for entry in entries]
+    # In few digits: a file to be kept.
+    return {key: [float(f"{row[key]:.5g}") for row in rows] for key in KEYS}
 
 
 def small_nets(shop: Workshop) -> list[ToyNet]:
@@ -142,7 +207,7 @@ def reference_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
         net.initialize(data.train.x[:INITIAL], generator=torch.Generator().manual_seed(config.seed))
     x, y = (part[: settings["points"]].clone() for part in (data.train.x, data.train.y))
     problem, count = Problem(net, x, CrossEntropy(y)), settings["draws"]
-    label, estimator = named(MEASURED)
+    label, estimator = for_training(MEASURED, 1)
     reference = mean_of_draws(problem.layers(), label, count, _draws(problem, estimator, count, config.seed, place))
     weights = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
     known = torch.tensor([[layer.length, layer.error] for layer in reference.layers])
@@ -167,7 +232,7 @@ def option_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     problem, count = Problem(net, x, CrossEntropy(y)), settings["option_draws"]
     layers = problem.layers()
     known = [ReferenceLayer(layer, *numbers) for layer, numbers in zip(layers, stored["known"].tolist(), strict=True)]
-    reference = Reference(stored["gradient"], "draws", named(MEASURED)[0], settings["draws"], known)
+    reference = Reference(stored["gradient"], "draws", for_training(MEASURED, 1)[0], settings["draws"], known)
     # The same noise for all options, so that their numbers differ by what they do with it.
     made = _draws(problem, of_draws(settings["option"], settings["way"]), count, settings["config"]["seed"], place, "options")
     return {"layers": [asdict(layer) for layer in accuracy_of_draws(layers, reference, settings["option"], count, made)]}
@@ -190,7 +255,7 @@ def _draws(
         place.tick(min(1.0, (start + DRAWS_AT_ONCE) / count))
 
 
-def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> dict[str, dict[str, float]]:
+def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> Costs:
     """The time of a gradient over that of PSA, by network and option; found again where it was measured before.
 
     It runs alone and on one thread, as the trainings do.
@@ -199,7 +264,7 @@ def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> dict[str, dict
     if not path.exists():
         batch, repeats = SCALES[shop.scale_name]
         several = repeats * MORE_REPEATS if repeats > 1 else 1
-        options = dict(named(option) for option in OPTIONS)
+        options = dict(for_training(option, 1) for option in OPTIONS)
         ways = {label: of_draws(*way) for label, way in WAYS.items()}
         seconds: dict[str, dict[str, float]] = {}
         for net in small_nets(shop):
@@ -213,7 +278,7 @@ def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> dict[str, dict
             network = _network(config, x, y).initialize(x, generator=generator)
             seconds[setting.key] = _time(shop, setting.key, network, x, y, {**options, **ways}, repeats)
         shop.store(COSTS, {"seconds": seconds, "batch": batch, "repeats": repeats})
-    stored: dict[str, dict[str, float]] = read_result(path)["seconds"]
+    stored: Costs = read_result(path)["seconds"]
     return {name: {label: own / times[PAPER] for label, own in times.items()} for name, times in stored.items()}
 
 

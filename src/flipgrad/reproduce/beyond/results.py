@@ -1,14 +1,20 @@
 """What the numbers say about averaging inputs and heads: the claims and the tables."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
+from typing import Any
 
+import numpy as np
+
+from flipgrad.plots.options import PAPER, Grid, Net
 from flipgrad.reproduce._workshop import Claim, Sheet
-from flipgrad.reproduce.beyond.options import PAPER, REAL, RECOMMENDED, WAYS, WHOLE, Net
-from flipgrad.reproduce.beyond.trainings import Grid
+from flipgrad.reproduce.beyond.networks import WAYS
 
-RAO_BLACKWELL, MEAN = "PSA rao-blackwell", "PSA mean"
+# The option that is recommended, and two others.
+RECOMMENDED, RAO_BLACKWELL, MEAN = "PSA posterior", "PSA rao-blackwell", "PSA mean"
+# Parts of a network whose inputs are no sampled states: no option changes their gradient; and the gradient of all parts.
+REAL, WHOLE = ("front", "layer 1"), "all"
 # What "nearly the same expectation" means, relative to the gradient; and how many draws one is said to be worth.
 NEAR, WORTH = 0.1, 3.0
 # Exceptions that are told.
@@ -267,3 +273,36 @@ def _trainings(grids: Sequence[Grid]) -> Sheet:
         ["network, option", *(f"rate {rate:g}" for rate in rates), "largest stable", "equal epochs", "equal time"],
         [row(grid, method) for grid in grids for method in grid.methods],
     )
+
+
+def long_trainings(methods: Mapping[str, Any]) -> list[Claim | Sheet]:
+    """Whether options come to a lower exact loss than the paper's PSA in every network, and the losses along the training.
+
+    The ``methods`` are those of :func:`flipgrad.reproduce.toy.trainings`.
+    """
+    epochs = methods[PAPER]["epochs"]
+    losses = {label: [run["expected"] for run in entry["runs"]] for label, entry in methods.items()}
+    ends = {label: [run[-1] for run in runs] for label, runs in losses.items()}
+    networks = len(ends[PAPER])
+    means = ", ".join(f"{label} {np.mean(own):.4f}" for label, own in ends.items())
+    claims = [
+        Claim(
+            f"{option} comes to a lower expected loss than PSA in a long training (5-5-5, toy problem; exact losses, means of "
+            f"the last stretch, around epoch {epochs[-1]:,.0f}; every one of {networks} networks)",
+            all(ours < theirs for ours, theirs in zip(ends[option], ends[PAPER], strict=True)),
+            f"means over networks: {means}",
+        )
+        for option in (RECOMMENDED, MEAN)
+    ]
+    some = [min(range(len(epochs)), key=lambda k: abs(epochs[k] - epochs[-1] * share)) for share in (0.01, 0.1, 0.3)]
+    rows = [
+        [label, *(f"{np.mean([run[k] for run in runs]):.4f}" for k in some), *(f"{end:.4f}" for end in ends[label])]
+        for label, runs in losses.items()
+    ]
+    sheet = Sheet(
+        "Long trainings of 5-5-5 on the toy problem, at the paper's rate: exact expected losses, means over networks along "
+        "the training, and of every network at the end.",
+        ["option", *(f"epoch {epochs[k]:,.0f}" for k in some), *(f"end, network {k}" for k in range(1, networks + 1))],
+        rows,
+    )
+    return [*claims, sheet]
