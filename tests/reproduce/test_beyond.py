@@ -13,9 +13,8 @@ import flipgrad as fg
 from flipgrad.plots.options import Grid, Net, Trained
 from flipgrad.reproduce import Workshop
 from flipgrad.reproduce.beyond import networks
-from flipgrad.reproduce.beyond.networks import LABELS, WAYS, LastLayer, of_draws
+from flipgrad.reproduce.beyond.networks import LABELS, SETTINGS, WAYS, LastLayer, of_draws
 from flipgrad.reproduce.beyond.results import all_claims, all_sheets, long_trainings
-from flipgrad.reproduce.beyond.trainings import SETTINGS
 from flipgrad.reproduce.learning import image_folder
 
 

@@ -12,7 +12,7 @@ from pieces import place, silent
 import flipgrad as fg
 from flipgrad.plots.learning import GUESSING, Training
 from flipgrad.plots.timing import Method, Times, TimingFile
-from flipgrad.reproduce import EXPERIMENTS, SCALES, Workshop, costs, keep, learning, timing, toy, write_report
+from flipgrad.reproduce import EXPERIMENTS, SCALES, Workshop, experiments, keep, learning, timing, toy, write_report
 from flipgrad.reproduce.experiments import in_the_papers_order
 from flipgrad.reproduce.learning import TrainingPlan, image_folder, train_cell
 
@@ -213,15 +213,15 @@ def test_every_experiment_has_its_place_in_the_page_and_its_cost():
 
 def test_costs_are_measured_where_it_was_run_and_estimated_elsewhere(tmp_path):
     cifar, rmse = EXPERIMENTS["cifar"], EXPERIMENTS["rmse"]
-    assert costs.cost(cifar, "small", tmp_path, 2.0, workers=2) == costs.Cost(cifar.seconds[1], measured=False)
-    assert costs.cost(rmse, "small", tmp_path, 2.0, workers=2).seconds == 2 * rmse.seconds[1]
+    assert experiments.cost(cifar, "small", tmp_path, 2.0, workers=2) == experiments.Cost(cifar.seconds[1], measured=False)
+    assert experiments.cost(rmse, "small", tmp_path, 2.0, workers=2).seconds == 2 * rmse.seconds[1]
     record = {"scale": "small", "seconds": 12.5, **fg.files.provenance()}
     fg.files.write_json(tmp_path / "cifar.json", record)
-    assert costs.cost(cifar, "small", tmp_path, 2.0) == costs.Cost(12.5, measured=True)
-    assert not costs.cost(cifar, "paper", tmp_path, 2.0).measured
+    assert experiments.cost(cifar, "small", tmp_path, 2.0) == experiments.Cost(12.5, measured=True)
+    assert not experiments.cost(cifar, "paper", tmp_path, 2.0).measured
     fg.files.write_json(tmp_path / "cifar.json", {**record, "machine": {**record["machine"], "cores": 1000}})
-    assert not costs.cost(cifar, "small", tmp_path, 2.0).measured
-    assert 0 < costs.probe() < 10
+    assert not experiments.cost(cifar, "small", tmp_path, 2.0).measured
+    assert 0 < experiments.probe() < 10
 
 
 def claims_file(folder: Path, name: str, title: str) -> None:

@@ -15,8 +15,7 @@ from flipgrad.data import toy
 from flipgrad.errors import InputError
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
-from flipgrad.reproduce._cells import AGAIN, Cell, read_result
-from flipgrad.reproduce._runners import LocalRunner, Runner
+from flipgrad.reproduce._cells import AGAIN, Cell, DaskRunner, LocalRunner, read_result
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference_training import reference_training
 
@@ -94,7 +93,7 @@ class Workshop:
         report: Callable[[str, int, int], None],
         *,
         overwrite: bool = False,
-        runner: Runner | None = None,
+        runner: LocalRunner | DaskRunner | None = None,
         images: Path | None = None,
         augmentations: Sequence[str] | None = None,
     ) -> None:
@@ -233,7 +232,7 @@ class Experiment(ABC):
         title: of its text.
         place: the figure or table of the paper.
         figures: names and captions of its figures beside the one that is called as the experiment.
-        seconds: by scale, its processor time on one core of the machine of :data:`flipgrad.reproduce.costs.PROBE`, the
+        seconds: by scale, its processor time on one core of the machine of :data:`flipgrad.reproduce.experiments.PROBE`, the
             training of networks that several figures share included. At the paper's scale, and in part for muprop and beyond at
             the small one, it is computed from the times of single updates and draws.
         cells: by scale, how many cores can work at it.

@@ -1,7 +1,6 @@
 """Beyond the paper: averaging the inputs of weights and of the head, against the paper's estimators.
 
-:mod:`networks` measures gradients in small and wide networks and times them, :mod:`trainings` trains, :mod:`results` says what
-came out.
+:mod:`networks` measures gradients in small and wide networks, times them and trains; :mod:`results` says what came out.
 """
 
 from dataclasses import asdict
@@ -10,9 +9,8 @@ from typing import ClassVar, final
 from flipgrad import plots
 from flipgrad.reproduce import toy
 from flipgrad.reproduce._workshop import Claim, Experiment, Sheet, Workshop
-from flipgrad.reproduce.beyond.networks import measure_costs, measure_small, measure_wide
+from flipgrad.reproduce.beyond.networks import SETTINGS, measure_costs, measure_small, measure_wide, train
 from flipgrad.reproduce.beyond.results import all_claims, all_sheets, long_trainings
-from flipgrad.reproduce.beyond.trainings import SETTINGS, train
 
 # The long trainings on the toy problem, whose losses are known exactly: there a bias shows that short ones on images hide.
 # Options, and epochs and networks by scale.

@@ -1,4 +1,4 @@
-"""Gradients of every option in small and wide networks: their accuracy, and what they cost.
+"""Gradients of every option in small and wide networks: their accuracy, what they cost, and how networks train with them.
 
 Small networks are measured against the exact gradient. In wide ones that is out of reach: there, against the mean of very many
 draws of PSA. That mean is PSA's own expectation. It is the exact gradient in the last layer and the head, and biased elsewhere.
@@ -7,7 +7,7 @@ draws of PSA. That mean is PSA's own expectation. It is the exact gradient in th
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -26,11 +26,10 @@ from flipgrad.gradeval.evaluate import accuracy_of_draws, mean_of_draws
 from flipgrad.machine import fastest, threads
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy, Objective
-from flipgrad.plots.options import KEYS, PAPER, Net
+from flipgrad.plots.options import KEYS, PAPER, Grid, Net, Trained
 from flipgrad.reproduce._cells import Cell, Place, read_result
 from flipgrad.reproduce._workshop import ToyNet, Workshop
-from flipgrad.reproduce.beyond.trainings import Setting
-from flipgrad.reproduce.learning import RUN, prepared
+from flipgrad.reproduce.learning import RUN, TrainingPlan, prepared
 from flipgrad.sampling import states as sampled_states
 from flipgrad.training import TrainConfig, make_net, read_weights
 
@@ -50,6 +49,10 @@ WAYS = {
 }
 # What figures call the options.
 LABELS = [for_training(option, 1)[0] for option in OPTIONS]
+
+# The options that are trained with, over a grid of learning rates: which rates they bear, and how far they come.
+METHODS = ("st:sampled", "st:mean", "psa:sampled", "psa:posterior", "psa:mean")
+FEWER = ("st:sampled", "psa:sampled", "psa:posterior", "psa:mean")
 
 # Small networks beside 5-5-5, but at the smoke scale: a wider one, and those of other depths.
 OTHER_NETS = ((10, 10, 10), *((5,) * depth for depth in (2, 4, 5, 6, 7)))
@@ -79,6 +82,61 @@ SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 
 # The time of a gradient over that of PSA, by network and option.
 Costs = dict[str, dict[str, float]]
+
+
+@final
+@dataclass(frozen=True)
+class Setting:
+    """A network and its trainings with several ``methods`` at several ``rates``; cells are named by the ``key``.
+
+    Gradients are measured in the network that was trained at the rate ``looked_at``; None for one that is only trained.
+    """
+
+    key: str
+    title: str
+    plan: TrainingPlan
+    methods: tuple[str, ...]
+    rates: tuple[float, ...]
+    augment: str
+    looked_at: float | None = None
+
+    def cell(self, shop: Workshop, method: str, rate: float) -> Cell:
+        """One training."""
+        return self.plan.cell(shop, f"beyond-{self.key}-{method}-{rate:g}", method, self.augment, rate)
+
+
+def _plan(
+    data: str, images: int | None, held_out: int | None, watched: int, epochs: int, model: str, width: float = 1.0
+) -> TrainingPlan:
+    """Rates are given, so nothing is searched for; the noise goes with the root of the width, as in ``cifar``."""
+    noise = f"logistic:{width**0.5:g}" if model == "cifar" else "logistic"
+    return TrainingPlan(data, width, images, held_out, watched, epochs, noise=noise, model=model)
+
+
+FOUR, EIGHT = "-".join(["200"] * 4), "-".join(["200"] * 8)
+CIFAR = "quarter-width CIFAR net"
+GRID, CIFAR_GRID = (0.05, 0.1, 0.2, 0.3), (0.005, 0.015, 0.05)
+SETTINGS = {
+    "smoke": (
+        Setting("fc-4", "4 × 20, digits", _plan("digits", 128, 64, 64, 2, "20-20-20-20"), METHODS, (0.1,), "none"),
+        Setting(
+            "fc-8", "8 × 20, digits", _plan("digits", 128, 64, 64, 2, "20-20-20-20-20-20-20-20"), FEWER[:3], (0.1, 0.3), "none"
+        ),
+        Setting("conv", "convolutions, digits", _plan("digits", 128, 64, 64, 1, "digits", 0.25), FEWER, (0.05,), "none", 0.05),
+    ),
+    "small": (
+        Setting("fc-4", "4 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, FOUR), METHODS, GRID, "none", 0.1),
+        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, EIGHT), METHODS, GRID[:3], "none"),
+        Setting("conv", CIFAR, _plan("cifar10", 5000, 500, 1000, 3, "cifar", 0.25), FEWER, CIFAR_GRID, "flip-crop", 0.015),
+    ),
+    "paper": (
+        Setting("fc-4", "4 × 200, MNIST", _plan("mnist", None, None, 5000, 20, FOUR), METHODS, (0.02, *GRID), "none", 0.1),
+        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", None, None, 5000, 20, EIGHT), METHODS, (0.02, *GRID), "none"),
+        Setting(
+            "conv", CIFAR, _plan("cifar10", 20_000, 2000, 5000, 18, "cifar", 0.25), METHODS, CIFAR_GRID, "flip-crop", 0.015
+        ),
+    ),
+}
 
 
 def of_draws(option: str, way: str) -> Estimator:
@@ -295,3 +353,28 @@ def _time(
     with threads(1):
         # The processor's time, as others may be using it.
         return fastest(works, repeats=repeats, clock=time.process_time, done=done)
+
+
+def train(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> list[Grid]:
+    """All trainings of all settings."""
+    cells = {
+        (setting, method, rate): setting.cell(shop, method, rate)
+        for setting in settings
+        for method in setting.methods
+        for rate in setting.rates
+    }
+    records = shop.cells("beyond", list(cells.values()))
+    runs: dict[Setting, list[Trained]] = {setting: [] for setting in settings}
+    for (setting, method, rate), cell in cells.items():
+        result = records[cell.name]["result"]
+        curve = result["curves"].get("train_loss", [])
+        losses = curve[: curve.index(None)] if None in curve else curve
+        runs[setting].append(Trained(for_training(method, 1)[0], rate, losses, result["diverged"]))
+    grids = []
+    for setting in settings:
+        plan = setting.plan
+        images = "all" if plan.images is None else f"{plan.images:,}"
+        words = f"{images} images, {plan.epochs} epoch{'s' * (plan.epochs > 1)}, {plan.noise} noise"
+        cost = {label: costs[setting.key][label] for label in (for_training(method, 1)[0] for method in setting.methods)}
+        grids.append(Grid(setting.title, words, list(setting.rates), plan.epochs, runs[setting], cost))
+    return grids
