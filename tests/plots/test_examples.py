@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flipgrad.plots.examples import CLASSES, MARKS, cards, picture
+from flipgrad.plots.report import CLASSES, MARKS, cards, picture
 from flipgrad.plots.runs import Example
 
 

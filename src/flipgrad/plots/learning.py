@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from flipgrad.errors import InputError
 from flipgrad.plots.labels import Ends, label_ends
 from flipgrad.plots.loading import REWRITE, load_field
-from flipgrad.plots.style import SOLID, Style, defaults, grid, ordered, percent_ticks, save, style_of
+from flipgrad.plots.style import SOLID, Style, defaults, grid, ordered, percent_ticks, style_of
 
 TITLES = {"none": "no augmentation", "affine": "affine augmentation", "flip-crop": "flip & crop augmentation"}
 # Dashes of relaxed objectives and of one-sample accuracies.
@@ -130,23 +130,13 @@ def read(result: Path) -> dict[str, list[Training]]:
     return {augment: runs for augment, runs in found.items() if runs}
 
 
-def cifar(result: Path, output: Path) -> list[Path]:
-    """Draw training losses and validation accuracies, as ``output``.png and .pdf; a column for every augmentation.
+@defaults()
+def learning_figure(result: Path, kinds: Sequence[Kind] = (LOSS, ACCURACY)) -> Figure:
+    """Trainings: a row for every kind of curve and a column for every augmentation, or one row where there is but one.
 
     Solid losses are the binary network's expected loss, dotted ones the relaxed objective of the method that has one. Solid
     accuracies average 10 samples, dotted ones are of one.
     """
-    return save(learning_figure(result, (LOSS, ACCURACY)), output)
-
-
-def cifar_extra(result: Path, output: Path) -> list[Path]:
-    """Draw validation losses and training accuracies likewise."""
-    return save(learning_figure(result, (VALIDATION, TRAINING)), output)
-
-
-@defaults()
-def learning_figure(result: Path, kinds: Sequence[Kind]) -> Figure:
-    """The figure of `cifar`: rows of ``kinds``, or one row where there is one augmentation."""
     trainings = read(result)
     several, count = len(trainings) > 1, len(trainings)
     figure, every = grid(len(kinds), count) if several else grid(1, len(kinds))

@@ -13,7 +13,7 @@ from flipgrad import files, plots, training
 from flipgrad.data import DataSet, Split
 from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
-from flipgrad.plots.learning import GUESSING, Training
+from flipgrad.plots.learning import GUESSING, TRAINING, VALIDATION, Training
 from flipgrad.reproduce._cells import AGAIN, Cell, Place
 from flipgrad.reproduce._workshop import Claim, Experiment, Workshop
 from flipgrad.training import DivergenceError, RunFolder, TrainConfig, load_data, make_net
@@ -256,7 +256,7 @@ class Cifar(Experiment):
         ]
         runs, path = measure(shop, self.name, plan, cells)
         plots.cifar(path, shop.folder / self.name)
-        plots.cifar_extra(path, shop.folder / f"{self.name}-extra")
+        plots.cifar(path, shop.folder / f"{self.name}-extra", (VALIDATION, TRAINING))
         for augment in augmentations:
             yield from cifar_claims([run for run in runs if run.augment == augment])
 
