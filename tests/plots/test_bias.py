@@ -4,7 +4,7 @@ from figures import clashes, clipped, labels, lines, marked
 from synthetic import ESTIMATORS, panels, result
 
 from flipgrad.plots import bias_and_spread
-from flipgrad.plots.accuracy import Span, bias_and_spread_figure
+from flipgrad.plots.bias import Span, bias_and_spread_figure
 
 
 def point(axes, name):

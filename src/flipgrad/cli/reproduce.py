@@ -88,7 +88,7 @@ def _list(output: Path | None, workers: int | None) -> Table:
     table = Table("name", "figure", *SCALES, caption="Time on this machine: measured, or ≈ estimated from recorded times")
     for experiment in EXPERIMENTS.values():
         costs = [cost(experiment, scale, output or RESULTS / scale, speed, workers) for scale in SCALES]
-        times = [duration(own.seconds) if own.measured else f"≈ {_rough(own.seconds)}" for own in costs]
+        times = [duration(seconds) if measured else f"≈ {_rough(seconds)}" for seconds, measured in costs]
         table.add_row(experiment.name, experiment.title, *times)
     return table
 

@@ -1,6 +1,7 @@
 """Figures, drawn from result files only: anything drawn can be redrawn."""
 
-from flipgrad.plots.accuracy import Panel, bias_and_spread_figure, cosine_figure, layers, rmse_figure
+from flipgrad.plots.accuracy import Panel, cosine_figure, layers, rmse_figure
+from flipgrad.plots.bias import bias_and_spread_figure
 from flipgrad.plots.charts import training_curve
 from flipgrad.plots.learning import learning_figure, muprop_figure
 from flipgrad.plots.options import by_layer_figure, over_rates_figure

@@ -6,7 +6,7 @@ import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -103,13 +103,6 @@ def _section(folder: Path, experiment: Experiment) -> SimpleNamespace:
     )
 
 
-class Cost(NamedTuple):
-    """Seconds on this machine, and whether they were measured on it or are an estimate."""
-
-    seconds: float
-    measured: bool
-
-
 def probe() -> float:
     """Seconds of one core for a gradient of a small network: the fastest of some."""
     with threads(1), torch.random.fork_rng(devices=[]):
@@ -120,18 +113,19 @@ def probe() -> float:
         return fastest({"probe": work}, clock=time.process_time)["probe"]
 
 
-def cost(experiment: Experiment, scale: str, folder: Path, speed: float, workers: int | None = None) -> Cost:
-    """What an experiment costs at a ``scale``, whose results may be in ``folder``.
+def cost(experiment: Experiment, scale: str, folder: Path, speed: float, workers: int | None = None) -> tuple[float, bool]:
+    """The seconds of an experiment at a ``scale``, and whether they were measured on this machine or are an estimate.
 
-    ``speed`` is the seconds of the probe here over :data:`PROBE`; ``workers`` cells run at a time, by default one per core.
+    Results may be in ``folder``. The ``speed`` is the seconds of the probe here over :data:`PROBE`; ``workers`` cells run at a
+    time, by default one per core.
     """
     try:
         record = read_result(folder / f"{experiment.name}.json")
         here: Any = files.provenance()["machine"]
         if record["scale"] == scale and all(record["machine"][key] == here[key] for key in ("system", "processor", "cores")):
-            return Cost(float(record["seconds"]), measured=True)
+            return float(record["seconds"]), True
     except (ValueError, TypeError, KeyError):
         pass
     number = list(SCALES).index(scale)
     seconds = experiment.seconds[number] / min(workers or cores(), experiment.cells[number])
-    return Cost(speed * seconds, measured=False)
+    return speed * seconds, False

@@ -174,27 +174,21 @@ def _curves(metrics: Path) -> dict[str, list[float | None]]:
     return {key: [float(f"{row[key]:.6g}") if math.isfinite(row[key]) else None for row in rows] for key in CURVES}
 
 
-def measure(
-    shop: Workshop, name: str, plan: TrainingPlan, cells: Sequence[Cell], *, starred: bool = False
-) -> tuple[list[Training], Path]:
-    """Do the cells, write the result file, and return the trainings and the file."""
+def trainings(shop: Workshop, stage: str, cells: Sequence[Cell], *, starred: bool = False) -> list[Training]:
+    """Do the cells, and return what they found, in their order."""
     found = []
-    for record in shop.cells(name, cells).values():
+    for record in shop.cells(stage, cells).values():
         config = record["settings"]["config"]
         label, estimator = for_training(config["estimator"], 1)
-        found.append(
-            Training(
-                method=label,
-                augment=config["augment"],
-                searched=config["lr"] == AUTO,
-                starred=starred,
-                relaxed=estimator.relaxed_objective,
-                **record["result"],
-                seconds=record["seconds"],
-            )
-        )
-    seconds = sum(curves.seconds for curves in found)
-    return found, shop.store(name, {"plan": asdict(plan), "runs": [asdict(curves) for curves in found], "seconds": seconds})
+        facts = {"searched": config["lr"] == AUTO, "starred": starred, "relaxed": estimator.relaxed_objective}
+        found.append(Training(label, config["augment"], **facts, **record["result"], seconds=record["seconds"]))
+    return found
+
+
+def store(shop: Workshop, name: str, plan: TrainingPlan, found: Sequence[Training]) -> Path:
+    """Write the result file of some trainings, and return it."""
+    seconds = sum(run.seconds for run in found)
+    return shop.store(name, {"plan": asdict(plan), "runs": [asdict(run) for run in found], "seconds": seconds})
 
 
 METHODS = ("psa:sampled", "st", "hard-st", "tanh", "concrete", "adf", "local-reparam", "reinforce")
@@ -254,7 +248,8 @@ class Cifar(Experiment):
         cells = [
             plan.cell(shop, f"cifar-{augment}-{method}", method, augment) for augment in augmentations for method in METHODS
         ]
-        runs, path = measure(shop, self.name, plan, cells)
+        runs = trainings(shop, self.name, cells)
+        path = store(shop, self.name, plan, runs)
         plots.cifar(path, shop.folder / self.name)
         plots.cifar(path, shop.folder / f"{self.name}-extra", (VALIDATION, TRAINING))
         for augment in augmentations:
@@ -350,9 +345,9 @@ class MuProp(Experiment):
             # To compare with, a biased method.
             for method, rate in (("psa:sampled", AUTO), *wanted)
         ]
-        (biased, *unbiased), path = measure(shop, self.name, plan, cells, starred=True)
-        plots.muprop(path, shop.folder / self.name)
-        return muprop_claims(unbiased, biased)
+        runs = trainings(shop, self.name, cells, starred=True)
+        plots.muprop(store(shop, self.name, plan, runs), shop.folder / self.name)
+        return muprop_claims(runs[1:], biased=runs[0])
 
 
 def _told(*runs: Training) -> str:

@@ -29,7 +29,7 @@ from flipgrad.objectives import CrossEntropy, Objective
 from flipgrad.plots.options import KEYS, PAPER, Grid, Net, Trained
 from flipgrad.reproduce._cells import Cell, Place, read_result
 from flipgrad.reproduce._workshop import ToyNet, Workshop
-from flipgrad.reproduce.learning import RUN, TrainingPlan, prepared
+from flipgrad.reproduce.learning import RUN, TrainingPlan, prepared, trainings
 from flipgrad.sampling import states as sampled_states
 from flipgrad.training import TrainConfig, make_net, read_weights
 
@@ -357,24 +357,18 @@ def _time(
 
 def train(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> list[Grid]:
     """All trainings of all settings."""
-    cells = {
-        (setting, method, rate): setting.cell(shop, method, rate)
-        for setting in settings
-        for method in setting.methods
-        for rate in setting.rates
-    }
-    records = shop.cells("beyond", list(cells.values()))
-    runs: dict[Setting, list[Trained]] = {setting: [] for setting in settings}
-    for (setting, method, rate), cell in cells.items():
-        result = records[cell.name]["result"]
-        curve = result["curves"].get("train_loss", [])
-        losses = curve[: curve.index(None)] if None in curve else curve
-        runs[setting].append(Trained(for_training(method, 1)[0], rate, losses, result["diverged"]))
+    wanted = [(setting, method, rate) for setting in settings for method in setting.methods for rate in setting.rates]
+    found = trainings(shop, "beyond", [setting.cell(shop, method, rate) for setting, method, rate in wanted])
     grids = []
     for setting in settings:
         plan = setting.plan
         images = "all" if plan.images is None else f"{plan.images:,}"
         words = f"{images} images, {plan.epochs} epoch{'s' * (plan.epochs > 1)}, {plan.noise} noise"
-        cost = {label: costs[setting.key][label] for label in (for_training(method, 1)[0] for method in setting.methods)}
-        grids.append(Grid(setting.title, words, list(setting.rates), plan.epochs, runs[setting], cost))
+        runs = [
+            Trained(run.method, rate, run.curve("train_loss").tolist(), run.diverged)
+            for (of, _, rate), run in zip(wanted, found, strict=True)
+            if of is setting
+        ]
+        cost = {run.method: costs[setting.key][run.method] for run in runs}
+        grids.append(Grid(setting.title, words, list(setting.rates), plan.epochs, runs, cost))
     return grids
