@@ -12,13 +12,13 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 from uuid import uuid4
 
 from flipgrad import files
@@ -48,7 +48,6 @@ def read_result(path: Path, *keys: str) -> dict[str, Any]:
     return record
 
 
-@final
 @dataclass(frozen=True)
 class Place:
     """What a cell works with.
@@ -72,7 +71,6 @@ class Place:
             raise KeyboardInterrupt
 
 
-@final
 @dataclass(frozen=True)
 class Cell:
     """An independent piece of work.
@@ -124,13 +122,16 @@ def attempt(cell: Cell, root: Path, stop: Callable[[], bool], report: Callable[[
     folder = cell.folder(root)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _held(folder, stop), threads(1):
+        with threads(1), ExitStack() as held:
+            held.callback(_lock(folder, stop).release)
             if stop():
                 raise KeyboardInterrupt
             if cell.read(root) is None:
                 _work(cell, Place(folder, cell.inputs, stop, report))
-    except (KeyboardInterrupt, InputError) as error:
-        return error
+    except KeyboardInterrupt:
+        return KeyboardInterrupt()
+    except InputError as error:
+        return InputError(str(error))
     except Exception as error:  # whatever it is, the other cells go on
         with suppress(OSError):
             (folder / ERROR).write_text(traceback.format_exc(), encoding="utf-8")
@@ -155,24 +156,17 @@ def _work(cell: Cell, place: Place) -> None:
         (place.folder / name).unlink(missing_ok=True)
 
 
-@contextmanager
-def _held(folder: Path, stop: Callable[[], bool]) -> Iterator[None]:
-    """Hold the folder. The system lets go of the folders of a process that died."""
-    lock = None
-    while lock is None:
+def _lock(folder: Path, stop: Callable[[], bool]) -> FolderLock:
+    """Hold the folder, once nobody else does. The system lets go of the folders of a process that died."""
+    while True:
         try:
-            lock = FolderLock(folder)
+            return FolderLock(folder)
         except InputError:
             if stop():
                 raise KeyboardInterrupt from None
             time.sleep(LOOK)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
-@final
 class _Ledger:
     """What has become of the cells of a run: how much of each was told, and which failed."""
 
@@ -206,7 +200,6 @@ class _Ledger:
             )
 
 
-@final
 class LocalRunner:
     """Runs ``workers`` cells at a time: one in this process, more in new ones, each with one thread.
 
@@ -286,7 +279,6 @@ def _in_processes(cells: Sequence[Cell], root: Path, ledger: _Ledger, count: int
         _end(list(workers.values()))
 
 
-@final
 class _Worker:
     """A process, the pipe to it, and the cell it is at."""
 
@@ -355,7 +347,6 @@ def _serve(pipe: Connection, root: Path) -> None:
             pipe.send(attempt(pipe.recv(), root, stop, report))
 
 
-@final
 class DaskRunner:
     """Runs cells on an existing cluster, whose workers share a disk with this machine.
 

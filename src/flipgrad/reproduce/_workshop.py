@@ -23,7 +23,6 @@ from flipgrad.training.reference_training import reference_training
 NETWORK_FORMAT = "network 1"
 
 
-@final
 @dataclass(frozen=True)
 class Scale:
     """How much work goes into a figure: ``samples`` draws per estimator where the paper takes 10,000.
@@ -42,7 +41,6 @@ SCALES = {
 }
 
 
-@final
 @dataclass(frozen=True)
 class ToyNet:
     """A network of the toy problem after an ``epoch`` of its training, which is looked at after several ``epochs``.
@@ -66,7 +64,6 @@ class ToyNet:
         return self.shape + (f"-number-{self.number}" if self.number else "")
 
 
-@final
 class Workshop:
     """The folder of a reproduction: trained networks and measurements are made once, and found again later.
 
@@ -197,7 +194,6 @@ class Workshop:
         return self.stored(name)
 
 
-@final
 @dataclass(frozen=True)
 class Claim:
     """A statement of the paper, whether it holds here, and the numbers that say so."""
@@ -210,7 +206,6 @@ class Claim:
         return f"- {'Holds' if self.holds else 'DOES NOT HOLD'}: {self.text}\n  {self.numbers}"
 
 
-@final
 @dataclass(frozen=True)
 class Sheet:
     """A table of text; the first column names the rows."""

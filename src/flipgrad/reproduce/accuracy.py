@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, geometric_mean
-from typing import final
 
 from flipgrad import estimators, plots
 from flipgrad.gradeval.evaluate import FEWEST
@@ -63,7 +62,6 @@ def cosine_by_epoch(shop: Workshop, name: str, methods: Sequence[str], samples: 
     return {epoch: read(path, ["layer 1"]) for epoch, path in paths.items()}
 
 
-@final
 class Rmse(Experiment):
     """The error of the estimated gradient in each of three layers of a 5-5-5 network, relative to the gradient's length,
     against the number of draws that are averaged, after one epoch of training. Unbiased estimators improve with every draw;
@@ -107,7 +105,6 @@ def rmse_claims(table: Table) -> Iterator[Claim]:
     )
 
 
-@final
 class Cosine(Experiment):
     """The cosine between estimated and true gradient in layer 1 after 1, 100 and 2,000 epochs, with the interval that holds 70
     % of the trials. With few draws some estimators have good chances of a direction that does not descend, some biased ones
@@ -146,7 +143,6 @@ def cosine_claims(tables: Mapping[int, Table]) -> Iterator[Claim]:
     )
 
 
-@final
 class RmseUnbiased(Experiment):
     """The setting of figure 2 with more unbiased estimators: REINFORCE with the true expected loss as its baseline, and MuProp.
     MuProp's linear baseline does not help in the layers far from the loss.
@@ -173,7 +169,6 @@ class RmseUnbiased(Experiment):
         )
 
 
-@final
 class CosineUnbiased(Experiment):
     """The setting of figure 3 with the same estimators. MuProp's linear baseline degrades by the end of the training."""
 
@@ -194,7 +189,6 @@ class CosineUnbiased(Experiment):
         )
 
 
-@final
 class Width(Experiment):
     """Errors in layer 1 for networks 3-3-3, 5-5-5 and 10-10-10. The bias of PSA and ST is more prominent in small networks."""
 
@@ -219,7 +213,6 @@ class Width(Experiment):
         )
 
 
-@final
 class Depth(Experiment):
     """Errors in layer 1 for 2, 5 and 7 layers of 5 units. The variance of unbiased estimators grows much faster with the
     depth.
@@ -260,7 +253,6 @@ def advantage_grows(tables: Mapping[str, Sequence[Table]], ours: str, what: str)
     )
 
 
-@final
 class Estimators(Experiment):
     """Bias and spread of every estimator of this library, the newer ones included, with one draw."""
 

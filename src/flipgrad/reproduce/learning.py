@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from math import nan
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 from flipgrad import files, plots, training
 from flipgrad.data import DataSet, Split
@@ -31,7 +31,6 @@ FIXED = {"batch_size": 64, "optimizer": "sgd", "momentum": 0.9, "schedule": "con
 CURVES = ("epoch", "objective", "train_loss", "train_accuracy", "loss", "marginal_loss", "accuracy_1", "accuracy_n", "seconds")
 
 
-@final
 @dataclass(frozen=True)
 class TrainingPlan:
     """How long networks are trained, and on what; None stands for all images.
@@ -224,7 +223,6 @@ MUPROP_PLANS = {
 }
 
 
-@final
 class Cifar(Experiment):
     """Training losses, validation accuracies, validation losses and training accuracies on CIFAR-10 without augmentation, with
     affine augmentation, and with flips and crops. PSA and ST train very similarly and stably. Methods with a relaxed objective
@@ -324,7 +322,6 @@ def _second_half(run: Training, key: str) -> float:
     return (sum(values[-some:]) / some) / (sum(middle) / some) - 1 if values else nan
 
 
-@final
 class MuProp(Experiment):
     """Training losses of REINFORCE and MuProp with the running average of every example's loss as the baseline, at several
     learning rates. With a careful choice both make progress, at rates one to two orders smaller than those of biased methods:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import geometric_mean
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +38,6 @@ TRUTH = (1 / (math.pi + 2)) / (1 / (math.pi + 2) + 1 / math.pi)
 EXAMPLE_EPOCHS = {"smoke": 2, "small": 1000, "paper": 2000}
 
 
-@final
 class ToyTraining(Experiment):
     """Training losses of a 5-5-5 network on these data: the expected loss (dashed) and that of the ensemble (solid). REINFORCE
     does not do well in the beginning and gets there eventually; ARM and PSA are alike; ST is somewhat slower. Unbiased
@@ -143,7 +142,6 @@ def training_claims(curves: Mapping[str, Sequence[float]], epochs: Sequence[floa
     )
 
 
-@final
 class ToyExample(Experiment):
     """Two overlapping classes in the plane (a), the predictive probability of a network trained by the expected loss, which
     tends to be deterministic (b), and by a 10-sample bound, which fits the uncertainty of the data (c), and three members of

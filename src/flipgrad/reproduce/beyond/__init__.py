@@ -4,7 +4,7 @@
 """
 
 from dataclasses import asdict
-from typing import ClassVar, final
+from typing import ClassVar
 
 from flipgrad import plots
 from flipgrad.reproduce import toy
@@ -20,7 +20,6 @@ LENGTH = {"smoke": (3, 1), "small": (600, 3), "paper": (2000, 10)}
 DRAWN = 5
 
 
-@final
 class Beyond(Experiment):
     """PSA averages over paths from a unit to the loss, but the gradient of a weight still multiplies by the sampled state of
     its input, and the head's by that of the last layer. These can be averaged, too: given all other units (rao-blackwell),

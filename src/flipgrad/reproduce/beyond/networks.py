@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,7 +84,6 @@ SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 Costs = dict[str, dict[str, float]]
 
 
-@final
 @dataclass(frozen=True)
 class Setting:
     """A network and its trainings with several ``methods`` at several ``rates``; cells are named by the ``key``.
@@ -149,7 +148,6 @@ def of_draws(option: str, way: str) -> Estimator:
     return MeanOfDraws(rule, 2, antithetic=way == "antithetic")
 
 
-@final
 class LastLayer(LocalEstimator):
     """One draw of all layers but the last, ``count`` of the last: its signals and the head's gradient are averaged.
 
@@ -207,17 +205,18 @@ def measure_small(shop: Workshop, costs: Costs) -> list[Net]:
 def measure_wide(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> list[Net]:
     """The accuracy of every option in the wide networks that are looked at, before and after their training."""
     ways = {label: (option, "one") for label, option in zip(LABELS, OPTIONS, strict=True)} | WAYS
-    looked_at = [(setting, state) for setting in settings if setting.looked_at is not None for state in STATES]
-    references, cells = {}, {}
-    for where in looked_at:
-        references[where], cells[where] = _cells(shop, *where, ways)
-    made = shop.cells("beyond", list(references.values()))
-    drawn = shop.cells("beyond", [cell for several in cells.values() for cell in several.values()])
+    looked_at = [
+        (setting, state, *_cells(shop, setting, state, ways))
+        for setting in settings
+        if setting.looked_at is not None
+        for state in STATES
+    ]
+    made = shop.cells("beyond", [reference for _, _, reference, _ in looked_at])
+    drawn = shop.cells("beyond", [cell for *_, cells in looked_at for cell in cells.values()])
     nets = []
-    for setting, state in looked_at:
-        reference, several = references[setting, state], cells[setting, state]
+    for setting, state, reference, cells in looked_at:
         layers = made[reference.name]["result"]["layers"]
-        numbers = {label: per_layer(drawn[cell.name]["result"]["layers"]) for label, cell in several.items()}
+        numbers = {label: per_layer(drawn[cell.name]["result"]["layers"]) for label, cell in cells.items()}
         error = max(layer["error"] for layer in layers)
         nets.append(
             Net(
