@@ -7,14 +7,14 @@ claims and tables.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import isfinite
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from flipgrad import plots
 from flipgrad.plots.options import PAPER, Grid, Net
 from flipgrad.reproduce import toy
-from flipgrad.reproduce._workshop import Claim, Experiment, Sheet, Workshop
+from flipgrad.reproduce._workshop import Claim, Sheet, Workshop, experiment
 from flipgrad.reproduce.beyond_networks import SETTINGS, WAYS, measure_costs, measure_small, measure_wide, train
 
 # The option that is recommended, and two others.
@@ -33,40 +33,40 @@ LENGTH = {"smoke": (3, 1), "small": (600, 3), "paper": (2000, 10)}
 DRAWN = 5
 
 
-class Beyond(Experiment):
-    """PSA averages over paths from a unit to the loss, but the gradient of a weight still multiplies by the sampled state of
-    its input, and the head's by that of the last layer. These can be averaged, too: given all other units (rao-blackwell),
-    given the next layer (posterior), or given the layer before (mean). Errors, biases and errors at equal cost of every option
-    in every layer, against the exact gradient in small networks and against very many draws of PSA in wide ones; what a
-    gradient costs; and trainings over a grid of learning rates.
-    """
-
-    name = "beyond"
-    title = "Beyond the paper: averaged inputs and heads"
-    place = "Beyond the paper"
-    figures: ClassVar = {
+@experiment(
+    "beyond",
+    "Beyond the paper",
+    seconds=(15, 3500, 1e5),
+    cells=(2, 2, 8),
+    figures={
         "beyond-wide": "The same in wide networks, relative to PSA's own expectation.",
         "beyond-training": "Training losses over learning rates, and at the best rate over time.",
         "beyond-toy": "Long trainings on the toy problem at the paper's rate: exact losses.",
-    }
-    seconds = (15, 3500, 1e5)
-    cells = (2, 2, 8)
+    },
+)
+def averaging(shop: Workshop) -> list[Claim | Sheet]:
+    """Beyond the paper: averaged inputs and heads.
 
-    def run(self, shop: Workshop) -> list[Claim | Sheet]:
-        settings = SETTINGS[shop.scale_name]
-        costs = measure_costs(shop, settings)
-        small = measure_small(shop, costs)
-        grids = train(shop, settings, costs)
-        lasting = toy.trainings(shop, f"{self.name}-toy", LASTING, *LENGTH[shop.scale_name])
-        wide = measure_wide(shop, settings, costs)
-        nets = [*small, *wide]
-        drawn = [net.name for net in (small if len(small) <= DRAWN else [*small[: DRAWN - 1], small[-1]])]
-        stored = {"nets": [asdict(net) for net in nets], "grids": [asdict(grid) for grid in grids], "drawn": drawn}
-        path = shop.store(self.name, stored)
-        plots.by_layer(path, shop.folder / self.name, drawn)
-        plots.by_layer(path, shop.folder / f"{self.name}-wide", [net.name for net in wide])
-        plots.over_rates(path, shop.folder / f"{self.name}-training")
-        return [*all_claims(nets, grids), *all_sheets(nets, grids), *long_trainings(lasting)]
+    PSA averages over paths from a unit to the loss, but the gradient of a weight still multiplies by the sampled state of its
+    input, and the head's by that of the last layer. These can be averaged, too: given all other units (rao-blackwell), given
+    the next layer (posterior), or given the layer before (mean). Errors, biases and errors at equal cost of every option in
+    every layer, against the exact gradient in small networks and against very many draws of PSA in wide ones; what a gradient
+    costs; and trainings over a grid of learning rates.
+    """
+    settings = SETTINGS[shop.scale_name]
+    costs = measure_costs(shop, settings)
+    small = measure_small(shop, costs)
+    grids = train(shop, settings, costs)
+    lasting = toy.trainings(shop, "beyond-toy", LASTING, *LENGTH[shop.scale_name])
+    wide = measure_wide(shop, settings, costs)
+    nets = [*small, *wide]
+    drawn = [net.name for net in (small if len(small) <= DRAWN else [*small[: DRAWN - 1], small[-1]])]
+    stored = {"nets": [asdict(net) for net in nets], "grids": [asdict(grid) for grid in grids], "drawn": drawn}
+    path = shop.store("beyond", stored)
+    plots.by_layer(path, shop.folder / "beyond", drawn)
+    plots.by_layer(path, shop.folder / "beyond-wide", [net.name for net in wide])
+    plots.over_rates(path, shop.folder / "beyond-training")
+    return [*all_claims(nets, grids), *all_sheets(nets, grids), *long_trainings(lasting)]
 
 
 def all_claims(nets: Sequence[Net], grids: Sequence[Grid]) -> Iterator[Claim]:

@@ -15,19 +15,18 @@ from flipgrad.benchmarks.step import PSA_SAMPLED, gradient, photographs
 from flipgrad.errors import InputError
 from flipgrad.machine import cores, fastest, threads
 from flipgrad.plots.report import duration, template
-from flipgrad.reproduce import accuracy, learning, toy
+from flipgrad.reproduce import accuracy, beyond, learning, timing, toy
 from flipgrad.reproduce._cells import read_result
 from flipgrad.reproduce._workshop import SCALES, Experiment
-from flipgrad.reproduce.beyond import Beyond
-from flipgrad.reproduce.timing import Timing
 from flipgrad.training.models import cifar_net
 
 # What is cheap and needs no images comes first.
-ALL: list[type[Experiment]] = [
-    *(accuracy.Rmse, accuracy.Cosine, accuracy.RmseUnbiased, accuracy.CosineUnbiased, accuracy.Width, accuracy.Depth),
-    *(Timing, accuracy.Estimators, toy.ToyTraining, toy.ToyExample, learning.Cifar, learning.MuProp, Beyond),
+ALL = [
+    *(accuracy.rmse, accuracy.cosine, accuracy.rmse_unbiased, accuracy.cosine_unbiased, accuracy.width, accuracy.depth),
+    *(timing.running_times, accuracy.every_estimator, toy.toy_training, toy.toy_example, learning.cifar, learning.muprop),
+    beyond.averaging,
 ]
-EXPERIMENTS = {kind.name: kind() for kind in ALL}
+EXPERIMENTS = {experiment.name: experiment for experiment in ALL}
 PAGE = "report.html"
 # Seconds of the probe on the machine where the costs of experiments were recorded.
 PROBE = 0.026

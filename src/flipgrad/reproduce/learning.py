@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from math import nan
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from flipgrad import files, plots, training
 from flipgrad.data import DataSet, Split
@@ -15,7 +15,7 @@ from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
 from flipgrad.plots.learning import GUESSING, TRAINING, VALIDATION, Training
 from flipgrad.reproduce._cells import AGAIN, Cell, Place
-from flipgrad.reproduce._workshop import Claim, Experiment, Workshop
+from flipgrad.reproduce._workshop import Claim, Workshop, experiment
 from flipgrad.training import DivergenceError, RunFolder, TrainConfig, load_data, make_net
 from flipgrad.training.config import AUTO
 
@@ -223,35 +223,33 @@ MUPROP_PLANS = {
 }
 
 
-class Cifar(Experiment):
-    """Training losses, validation accuracies, validation losses and training accuracies on CIFAR-10 without augmentation, with
+@experiment(
+    "cifar",
+    "Figures 4 and C.1",
+    seconds=(20, 12_000, 5e6),
+    cells=(24, 8, 24),
+    figures={"cifar-extra": "Validation losses and training accuracies."},
+)
+def cifar(shop: Workshop) -> Iterator[Claim]:
+    """Figure 4 and appendix C.2: learning on CIFAR-10.
+
+    Training losses, validation accuracies, validation losses and training accuracies on CIFAR-10 without augmentation, with
     affine augmentation, and with flips and crops. PSA and ST train very similarly and stably. Methods with a relaxed objective
     (Tanh, Concrete, ADF, LocalReparam) lower that objective very well, while the expected loss of the binary network stalls or
     grows. HardST performs rather poorly and diverges in two of the three cases; ADF with flips and crops has a very good
     accuracy in spite of its loss; REINFORCE needs a rate so small that no progress is seen.
     """
-
-    name = "cifar"
-    title = "Figure 4 and appendix C.2: learning on CIFAR-10"
-    place = "Figures 4 and C.1"
-    figures: ClassVar = {"cifar-extra": "Validation losses and training accuracies."}
-    seconds = (20, 12_000, 5e6)
-    cells = (24, 8, 24)
-
-    def run(self, shop: Workshop) -> Iterator[Claim]:
-        plan, augmentations = PLANS[shop.scale_name], shop.augmentations or DEFAULT[shop.scale_name]
-        for augment in augmentations:
-            if augment not in AUGMENTATIONS:
-                raise InputError(f"augmentation {augment!r}: choose {', '.join(AUGMENTATIONS)}")
-        cells = [
-            plan.cell(shop, f"cifar-{augment}-{method}", method, augment) for augment in augmentations for method in METHODS
-        ]
-        runs = trainings(shop, self.name, cells)
-        path = store(shop, self.name, plan, runs)
-        plots.cifar(path, shop.folder / self.name)
-        plots.cifar(path, shop.folder / f"{self.name}-extra", (VALIDATION, TRAINING))
-        for augment in augmentations:
-            yield from cifar_claims([run for run in runs if run.augment == augment])
+    plan, augmentations = PLANS[shop.scale_name], shop.augmentations or DEFAULT[shop.scale_name]
+    for augment in augmentations:
+        if augment not in AUGMENTATIONS:
+            raise InputError(f"augmentation {augment!r}: choose {', '.join(AUGMENTATIONS)}")
+    cells = [plan.cell(shop, f"cifar-{augment}-{method}", method, augment) for augment in augmentations for method in METHODS]
+    runs = trainings(shop, "cifar", cells)
+    path = store(shop, "cifar", plan, runs)
+    plots.cifar(path, shop.folder / "cifar")
+    plots.cifar(path, shop.folder / "cifar-extra", (VALIDATION, TRAINING))
+    for augment in augmentations:
+        yield from cifar_claims([run for run in runs if run.augment == augment])
 
 
 def cifar_claims(runs: Sequence[Training]) -> Iterator[Claim]:
@@ -322,29 +320,24 @@ def _second_half(run: Training, key: str) -> float:
     return (sum(values[-some:]) / some) / (sum(middle) / some) - 1 if values else nan
 
 
-class MuProp(Experiment):
-    """Training losses of REINFORCE and MuProp with the running average of every example's loss as the baseline, at several
+@experiment("muprop", "Figure C.7", seconds=(5, 1000, 1e7), cells=(7, 7, 7))
+def muprop(shop: Workshop) -> Iterator[Claim]:
+    """Appendix C.3: REINFORCE and MuProp with running baselines on CIFAR-10.
+
+    Training losses of REINFORCE and MuProp with the running average of every example's loss as the baseline, at several
     learning rates. With a careful choice both make progress, at rates one to two orders smaller than those of biased methods:
     in 1,000 epochs hardly that of biased ones in 10.
     """
-
-    name = "muprop"
-    title = "Appendix C.3: REINFORCE and MuProp with running baselines on CIFAR-10"
-    place = "Figure C.7"
-    seconds = (5, 1000, 1e7)
-    cells = (7, 7, 7)
-
-    def run(self, shop: Workshop) -> Iterator[Claim]:
-        plan = MUPROP_PLANS[shop.scale_name]
-        wanted = [(method, rate) for method in ("reinforce+running", "muprop+running") for rate in (AUTO, *RATES)]
-        cells = [
-            plan.cell(shop, f"muprop-{method}-{rate if rate == AUTO else f'{rate:g}'}", method, "flip-crop", rate)
-            # To compare with, a biased method.
-            for method, rate in (("psa:sampled", AUTO), *wanted)
-        ]
-        runs = trainings(shop, self.name, cells, starred=True)
-        plots.muprop(store(shop, self.name, plan, runs), shop.folder / self.name)
-        return muprop_claims(runs[1:], biased=runs[0])
+    plan = MUPROP_PLANS[shop.scale_name]
+    wanted = [(method, rate) for method in ("reinforce+running", "muprop+running") for rate in (AUTO, *RATES)]
+    cells = [
+        plan.cell(shop, f"muprop-{method}-{rate if rate == AUTO else f'{rate:g}'}", method, "flip-crop", rate)
+        # To compare with, a biased method.
+        for method, rate in (("psa:sampled", AUTO), *wanted)
+    ]
+    runs = trainings(shop, "muprop", cells, starred=True)
+    plots.muprop(store(shop, "muprop", plan, runs), shop.folder / "muprop")
+    return muprop_claims(runs[1:], biased=runs[0])
 
 
 def _told(*runs: Training) -> str:

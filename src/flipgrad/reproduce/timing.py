@@ -14,7 +14,7 @@ from flipgrad.machine import fastest
 from flipgrad.objectives import CrossEntropy
 from flipgrad.plots.loading import load
 from flipgrad.plots.timing import Method, Times, TimingFile
-from flipgrad.reproduce._workshop import Claim, Experiment, Sheet, Workshop
+from flipgrad.reproduce._workshop import Claim, Sheet, Workshop, experiment
 from flipgrad.training.models import cifar_net
 
 METHODS = ("psa:sampled", "concrete", "tanh", "reinforce", "adf", "local-reparam", "st", "hard-st")
@@ -39,28 +39,24 @@ PAPER = {
 }
 
 
-class Timing(Experiment):
-    """Seconds of a batch forward and backward, and of epochs with measurements by 10 samples per image, of eight methods on a
-    GPU. PSA's step takes 4.3 times Tanh's, its epoch 1.4 times.
+@experiment("timing", "Table of running times", seconds=(4, 120, 350))
+def running_times(shop: Workshop) -> Iterator[Claim | Sheet]:
+    """Appendix C.2: running times.
+
+    Seconds of a batch forward and backward, and of epochs with measurements by 10 samples per image, of eight methods on a GPU.
+    PSA's step takes 4.3 times Tanh's, its epoch 1.4 times.
     """
-
-    name = "timing"
-    title = "Appendix C.2: running times"
-    place = "Table of running times"
-    seconds = (4, 120, 350)
-
-    def run(self, shop: Workshop) -> Iterator[Claim | Sheet]:
-        path = shop.stored(self.name)
-        if not path.exists():
-            width, repeats = SCALES[shop.scale_name]
-            measured = measure(width, repeats, shop)
-            methods = {name: asdict(Method(PAPER[name], times)) for name, times in measured.items()}
-            facts = {"batch": BATCH, "width": width, "threads": torch.get_num_threads(), "repeats": repeats}
-            shop.store(self.name, {"methods": methods, "reference": REFERENCE, **facts})
-        plots.timing(path, shop.folder / self.name)
-        file = load(path, TimingFile)
-        yield from claims(file)
-        yield table(file)
+    path = shop.stored("timing")
+    if not path.exists():
+        width, repeats = SCALES[shop.scale_name]
+        measured = measure(width, repeats, shop)
+        methods = {name: asdict(Method(PAPER[name], times)) for name, times in measured.items()}
+        facts = {"batch": BATCH, "width": width, "threads": torch.get_num_threads(), "repeats": repeats}
+        shop.store("timing", {"methods": methods, "reference": REFERENCE, **facts})
+    plots.timing(path, shop.folder / "timing")
+    file = load(path, TimingFile)
+    yield from claims(file)
+    yield table(file)
 
 
 def measure(width: float, repeats: int, shop: Workshop) -> dict[str, Times]:
