@@ -106,12 +106,9 @@ def title(config: Mapping[str, Any]) -> str:
     >>> title({})
     'A stochastic binary network'
     """
-    estimator = config.get("estimator")
-    data = next((config[key] for key in ("data", "dataset") if isinstance(config.get(key), str)), None)
-    what = "A stochastic binary network"
-    if isinstance(estimator, str) and estimator:
-        name = estimator.upper() if len(estimator) <= 4 else estimator
-        what = name if data else f"Trained with {name}"
+    estimator, data = (config[key] if isinstance(config.get(key), str) else "" for key in ("estimator", "data"))
+    name = estimator.upper() if len(estimator) <= 4 else estimator
+    what = "A stochastic binary network" if not name else name if data else f"Trained with {name}"
     return f"{what} on {data}" if data else what
 
 

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +261,7 @@ def cifar_claims(runs: Sequence[Training]) -> Iterator[Claim]:
         abs(psa.end - st.end) <= SAME * min(psa.end, st.end),
         f"{psa.told}, {st.told}; 10-sample validation accuracy {psa.last('accuracy_n'):.1%}, {st.last('accuracy_n'):.1%}",
     )
-    lowest = [(run, min(run.values("train_loss"), default=nan)) for run in (psa, st)]
+    lowest = [(run, min(run.values("train_loss"), default=math.nan)) for run in (psa, st)]
     yield Claim(
         f"both are stable {where} (no divergence, and the training loss ends within {SAME:.0%} of its lowest)",
         all(not run.diverged and run.end <= (1 + SAME) * low for run, low in lowest),
@@ -317,7 +316,7 @@ def _second_half(run: Training, key: str) -> float:
     values = run.values(key)
     some = max(1, len(values) // 5)
     middle = values[len(values) // 2 - some // 2 :][:some]
-    return (sum(values[-some:]) / some) / (sum(middle) / some) - 1 if values else nan
+    return (sum(values[-some:]) / some) / (sum(middle) / some) - 1 if values else math.nan
 
 
 @experiment("muprop", "Figure C.7", seconds=(5, 1000, 1e7), cells=(7, 7, 7))
@@ -365,7 +364,7 @@ def muprop_claims(runs: Sequence[Training], biased: Training) -> Iterator[Claim]
     )
     losses = biased.values("train_loss")
     few = max(1, len(losses) // 10)
-    early = losses[few - 1] if losses else nan
+    early = losses[few - 1] if losses else math.nan
     yield Claim(
         "they are much slower: after all epochs they have hardly come as far as a biased method after a few",
         bool(losses) and not best.end < early,
