@@ -262,16 +262,6 @@ class Bar:
     is_label: bool
     is_predicted: bool
 
-    @property
-    def path(self) -> str:
-        """The members as strokes across a bar of size 100 x 10."""
-        return "".join(f"M{100 * mark:.1f} 0v10" for mark in self.marks)
-
-    @property
-    def members_range(self) -> str:
-        """From the lowest to the highest member."""
-        return f", members {self.marks[0]:.0%} to {self.marks[-1]:.0%}" if self.marks else ""
-
 
 def cards(examples: Sequence[Example], classes: Sequence[str]) -> list[SimpleNamespace]:
     """The examples in their order; all images share one range of values, all points one plane."""
