@@ -2,27 +2,19 @@
 
 from flipgrad.contract import Estimator, LocalEstimator, recommend
 from flipgrad.estimators._paths import Path, PathEstimator
-from flipgrad.estimators.adf import ADF
-from flipgrad.estimators.arm import ARM
-from flipgrad.estimators.arms import ARMS
+from flipgrad.estimators.arm import ARM, ARMS, DisARM
 from flipgrad.estimators.baselines import Baseline, ConstantBaseline, LearnedBaseline, RunningBaseline
-from flipgrad.estimators.bitflip import BitFlip
-from flipgrad.estimators.concrete import Concrete
-from flipgrad.estimators.disarm import DisARM
 from flipgrad.estimators.double_cv import DoubleCV
 from flipgrad.estimators.exact import Exact
-from flipgrad.estimators.gumbel_rao import GumbelRao
+from flipgrad.estimators.gumbel_rao import ZGR, GumbelRao
 from flipgrad.estimators.hard_st import HardST
-from flipgrad.estimators.leg import LEG
-from flipgrad.estimators.local_reparam import LocalReparam
-from flipgrad.estimators.muprop import MuProp
+from flipgrad.estimators.leg import LEG, BitFlip
+from flipgrad.estimators.moments import ADF, LocalReparam
 from flipgrad.estimators.psa import PSA
-from flipgrad.estimators.rebar import REBAR
-from flipgrad.estimators.reinforce import REINFORCE
-from flipgrad.estimators.relax import RELAX
+from flipgrad.estimators.rebar import REBAR, RELAX
+from flipgrad.estimators.reinforce import REINFORCE, MuProp
+from flipgrad.estimators.relaxations import Concrete, Tanh
 from flipgrad.estimators.st import ST
-from flipgrad.estimators.tanh import Tanh
-from flipgrad.estimators.zgr import ZGR
 
 # Who does not choose gets the one that we recommend.
 recommend(PSA)
@@ -51,34 +43,11 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     "zgr": ZGR,
 }
 
-__all__ = [
-    "ADF",
-    "ARM",
-    "ARMS",
-    "ESTIMATORS",
-    "LEG",
-    "PSA",
-    "REBAR",
-    "REINFORCE",
-    "RELAX",
-    "ST",
-    "ZGR",
-    "Baseline",
-    "BitFlip",
-    "Concrete",
-    "ConstantBaseline",
-    "DisARM",
-    "DoubleCV",
-    "Estimator",
-    "Exact",
-    "GumbelRao",
-    "HardST",
-    "LearnedBaseline",
-    "LocalEstimator",
-    "LocalReparam",
-    "MuProp",
-    "Path",
-    "PathEstimator",
-    "RunningBaseline",
-    "Tanh",
+# fmt: off
+__all__ = [  # noqa: RUF022
+    "ESTIMATORS", "Estimator", "LocalEstimator", "Path", "PathEstimator",
+    "ADF", "ARM", "ARMS", "BitFlip", "Concrete", "DisARM", "DoubleCV", "Exact", "GumbelRao", "HardST", "LEG", "LocalReparam",
+    "MuProp", "PSA", "REBAR", "REINFORCE", "RELAX", "ST", "Tanh", "ZGR",
+    "Baseline", "ConstantBaseline", "LearnedBaseline", "RunningBaseline",
 ]
+# fmt: on

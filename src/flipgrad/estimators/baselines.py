@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from flipgrad.contract import Batch
 from flipgrad.errors import InputError
-from flipgrad.estimators._paths import Path, PathEstimator
 
 
 class Baseline(nn.Module, ABC):
@@ -160,29 +159,6 @@ class LearnedBaseline(Baseline):
     def learn(self, batch: Batch, losses: Tensor) -> Tensor:
         error: Tensor = (losses - self(batch)).square()
         return error - error.detach()
-
-
-class BaselineEstimator(nn.Module, PathEstimator):
-    """An estimator with an optional baseline, which is a module of it."""
-
-    def __init__(self, baseline: Baseline | None = None) -> None:
-        super().__init__()
-        if not (baseline is None or isinstance(baseline, Baseline)):
-            raise InputError(
-                f"{type(self).__name__}(baseline={baseline!r}): give a baseline, such as fg.ConstantBaseline(...), "
-                "fg.RunningBaseline(...) or fg.LearnedBaseline(...), or None"
-            )
-        self.baseline = baseline
-
-    @torch.no_grad()
-    def rewards(self, path: Path, otherwise: Tensor | float) -> Tensor:
-        """The sampled losses [B] less the baseline's guesses; without a baseline, less what is given ``otherwise``."""
-        guesses = otherwise if self.baseline is None else self.baseline(path.batch).to(path.losses.dtype)
-        return path.losses - guesses
-
-    @final
-    def extra(self, path: Path) -> Tensor | None:
-        return None if self.baseline is None else self.baseline.learn(path.batch, path.losses.detach())
 
 
 def _checked_index(baseline: Baseline, batch: Batch, size: int) -> Tensor:
