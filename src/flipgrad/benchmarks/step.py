@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
+from torch.optim import Optimizer
 
 from flipgrad.contract import Estimator
 from flipgrad.estimators import PSA, ST, Tanh
@@ -67,9 +68,11 @@ def gradient(
     return run
 
 
-def update(net: Sequential, x: Tensor, objective: CrossEntropy, rule: Estimator) -> Callable[[], None]:
-    """Forward, backward and an update."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, nesterov=True)
+def update(
+    net: Sequential, x: Tensor, objective: CrossEntropy, rule: Estimator, optimizer: Optimizer | None = None
+) -> Callable[[], None]:
+    """Forward, backward and an update, by default of stochastic gradient descent with momentum."""
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, nesterov=True)
     backward = gradient(net, x, objective, rule)
 
     def run() -> None:
