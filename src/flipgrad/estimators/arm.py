@@ -37,14 +37,11 @@ class ARM(PathEstimator):
     tails = 2
     citation = "Yin, Zhou 2019"
 
-    def gradients(self, path: Path) -> list[Tensor]:
-        result = []
-        for k, (a, z, noise) in enumerate(zip(path.a, path.z, path.noises, strict=True)):
-            # u < p is z < F^{-1}(p) = a: the path's own state. u > 1 - p is z > -a by symmetry.
-            u = noise.cdf(z)
-            difference = path.tail(k, sign(z + a.detach())) - path.tail(k, sign(a.detach() - z))
-            result.append(per_example(difference, a) * (u - 0.5) * logit_slope(noise, a))
-        return result
+    def gradient(self, path: Path, k: int) -> Tensor:
+        a, z, noise = path.a[k].detach(), path.z[k], path.noises[k]
+        # u < p is z < F^{-1}(p) = a: the path's own state. u > 1 - p is z > -a by symmetry.
+        difference = path.tail(k, sign(z + a)) - path.tail(k, sign(a - z))
+        return per_example(difference, a) * (noise.cdf(z) - 0.5) * logit_slope(noise, a)
 
 
 @final
@@ -70,15 +67,13 @@ class DisARM(PathEstimator):
     tails = 1
     citation = "Dong, Mnih, Tucker 2020"
 
-    def gradients(self, path: Path) -> list[Tensor]:
-        result = []
-        for k, (a, z, x, noise) in enumerate(zip(path.a, path.z, path.states, path.noises, strict=True)):
-            # u < p is z < a: the path's own state. u > 1 - p is z > -a by symmetry.
-            antithetic = sign(z + a.detach())
-            difference = per_example(path.tail(k, antithetic) - path.losses.detach(), a) / 2
-            weight = (antithetic - x) / 2 * noise.cdf(a.detach().abs())
-            result.append(difference * weight * logit_slope(noise, a))
-        return result
+    def gradient(self, path: Path, k: int) -> Tensor:
+        a, noise = path.a[k].detach(), path.noises[k]
+        # As in ARM: u < p is the path's own state.
+        antithetic = sign(path.z[k] + a)
+        difference = per_example(path.tail(k, antithetic) - path.losses.detach(), a) / 2
+        weight = (antithetic - path.states[k]) / 2 * noise.cdf(a.abs())
+        return difference * weight * logit_slope(noise, a)
 
 
 @final
@@ -117,10 +112,7 @@ class ARMS(PathEstimator):
             raise InputError(f"ARMS(samples={samples}): at least two antithetic samples are needed, e.g. 4")
         self.samples = self.tails = samples
 
-    def gradients(self, path: Path) -> list[Tensor]:
-        return [self._gradient(path, k) for k in range(len(path.a))]
-
-    def _gradient(self, path: Path, k: int) -> Tensor:
+    def gradient(self, path: Path, k: int) -> Tensor:
         a, noise = path.a[k].detach(), path.noises[k]
         # The rarer state is the sign opposite to a: its probability is F(-|a|).
         q = noise.cdf(-a.abs())

@@ -13,7 +13,6 @@ Variable Models. AISTATS 2022.
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -54,12 +53,12 @@ class TunedEstimator(PathEstimator, nn.Module):
         self.register_buffer("level", torch.zeros(()))
         self._learned: tuple[Tensor, Tensor] | None = None
 
-    @abstractmethod
-    def estimate(self, path: Path) -> list[Tensor]:
+    def estimate(self, path: Path) -> Sequence[Tensor]:
         """The gradients in every layer's pre-activations, differentiable in the estimator's own parameters."""
+        return super().gradients(path)
 
     @final
-    def gradients(self, path: Path) -> list[Tensor]:
+    def gradients(self, path: Path) -> Sequence[Tensor]:
         tune = torch.is_grad_enabled() and len(path.losses) > 0 and any(p.requires_grad for p in self.parameters())
         with torch.set_grad_enabled(tune):
             gradients = self.estimate(path)
@@ -101,7 +100,7 @@ class TunedEstimator(PathEstimator, nn.Module):
         square, carrier = self._learn(self.estimate(Path.sample(net.network(), Batch(x, objective, fresh(generator)))))
         return square + carrier
 
-    def _learn(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _learn(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The mean squared length, without a gradient, and a 0 that carries its gradient to the own parameters alone."""
         square = torch.stack([g.flatten(1).square().sum(1).mean() for g in gradients]).sum()
         own = [parameter for parameter in self.parameters() if parameter.requires_grad]
@@ -153,10 +152,7 @@ class REBAR(TunedEstimator):
         self.log_temperature = nn.Parameter(torch.tensor(math.log(positive(self, "temperature", temperature))))
         self.log_scale = nn.Parameter(torch.tensor(math.log(positive(self, "scale", scale))))
 
-    def estimate(self, path: Path) -> list[Tensor]:
-        return [self._layer(path, k) for k in range(len(path.a))]
-
-    def _layer(self, path: Path, k: int) -> Tensor:
+    def gradient(self, path: Path, k: int) -> Tensor:
         a, x, noise = path.a[k].detach(), path.states[k], path.noises[k]
         new = path.batch.draw(noise, a)
 
@@ -231,7 +227,7 @@ class RELAX(REBAR):
             raise InputError("RELAX(surrogate=[]): give one module for every binary layer, or None to have them built")
         self.surrogates = nn.ModuleList(given)
 
-    def estimate(self, path: Path) -> list[Tensor]:
+    def estimate(self, path: Path) -> Sequence[Tensor]:
         if not self.surrogates:
             self.surrogates.extend(_network(a.flatten(1).shape[1]).to(a) for a in path.a)
         if len(self.surrogates) != len(path.a):
@@ -313,10 +309,7 @@ class DoubleCV(TunedEstimator):
         self.samples = self.tails = samples
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))
 
-    def estimate(self, path: Path) -> list[Tensor]:
-        return [self._layer(path, k) for k in range(len(path.a))]
-
-    def _layer(self, path: Path, k: int) -> Tensor:
+    def gradient(self, path: Path, k: int) -> Tensor:
         a, noise, others = path.a[k].detach(), path.noises[k], self.samples - 1
         new = [sign(a - path.batch.draw(noise, a)) for _ in range(others)]
         states = torch.stack([path.states[k], *new])
