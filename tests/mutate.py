@@ -46,7 +46,6 @@ OUTPUT = "output.txt"
 EXCLUDED = ("_triton_kernel.py",)
 # Tests named otherwise than the file that they are about.
 NAMED = {
-    "_basis": ["separable"],
     "_vmap": ["vmap"],
     "compiled": ["native"],
     "form": ["separable"],

@@ -1,7 +1,7 @@
 r"""Sums over flips as a few ordinary products, to a tolerance, for every noise.
 
 The term of one weight splits into a difference, which is odd in the weight, and a curvature, which is even in it (see
-``_basis``). The flip product is
+:mod:`flipgrad.flips.form`). The flip product is
 
 .. math:: u_i = \sum_j \big[E(a_j, w_{ji}) + x_i\, O(a_j, w_{ji})\big] g_j
     \approx \sum_j \Big[\sum_r e_r(a_j)\, v_r(w_{ji}) + x_i \sum_r o_r(a_j)\, q_r(w_{ji})\Big] g_j .
@@ -43,8 +43,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flipgrad.flips._basis import difference_and_curvature
-from flipgrad.flips.form import Coefficients, Form
+from flipgrad.flips.form import Coefficients, Form, difference_and_curvature
 from flipgrad.flips.ordinary import Geometry, input_gradient, weight_gradient
 from flipgrad.native import library
 from flipgrad.native.library import call, floats
