@@ -14,7 +14,7 @@ from flipgrad.contract import Estimator
 from flipgrad.estimators import PSA, ST, Tanh
 from flipgrad.machine import fastest
 from flipgrad.network import Sequential
-from flipgrad.objectives import CrossEntropy
+from flipgrad.objectives import CrossEntropy, Objective
 from flipgrad.training.models import cifar_net
 
 # The paper's own PSA, with approximate and with exact sums over flips.
@@ -57,7 +57,7 @@ def photographs(batch: int, size: int = 32) -> tuple[Tensor, CrossEntropy]:
 
 
 def gradient(
-    net: Sequential, x: Tensor, objective: CrossEntropy, rule: Estimator, generator: Generator | None = None
+    net: Sequential, x: Tensor, objective: Objective, rule: Estimator, generator: Generator | None = None
 ) -> Callable[[], None]:
     """Forward and backward."""
 
@@ -69,7 +69,7 @@ def gradient(
 
 
 def update(
-    net: Sequential, x: Tensor, objective: CrossEntropy, rule: Estimator, optimizer: Optimizer | None = None
+    net: Sequential, x: Tensor, objective: Objective, rule: Estimator, optimizer: Optimizer | None = None
 ) -> Callable[[], None]:
     """Forward, backward and an update, by default of stochastic gradient descent with momentum."""
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, nesterov=True)

@@ -3,15 +3,13 @@
 from flipgrad.contract import Estimator, LocalEstimator, recommend
 from flipgrad.estimators._paths import Path, PathEstimator
 from flipgrad.estimators.arm import ARM, ARMS, DisARM
-from flipgrad.estimators.baselines import Baseline, ConstantBaseline, LearnedBaseline, RunningBaseline
 from flipgrad.estimators.exact import Exact
-from flipgrad.estimators.gumbel_rao import ZGR, GumbelRao
 from flipgrad.estimators.hard_st import HardST
 from flipgrad.estimators.leg import LEG, BitFlip
 from flipgrad.estimators.moments import ADF, LocalReparam
 from flipgrad.estimators.psa import PSA
-from flipgrad.estimators.reinforce import REINFORCE, MuProp
-from flipgrad.estimators.relaxations import Concrete, Tanh
+from flipgrad.estimators.reinforce import REINFORCE, Baseline, ConstantBaseline, LearnedBaseline, MuProp, RunningBaseline
+from flipgrad.estimators.relaxations import ZGR, Concrete, GumbelRao, Tanh
 from flipgrad.estimators.st import ST
 from flipgrad.estimators.tuned import REBAR, RELAX, DoubleCV
 
