@@ -101,22 +101,22 @@ def fold(
     for module in pools:
         seen.append(Pool.of(module, sizes[-1]))
         sizes.append(seen[-1].output_size(sizes[-1]))
+    (height, width), stride, dilation = sizes[-1], geometry.stride, geometry.dilation
     left, right, top, bottom = sides
-    pads = ((top, left), (bottom, right))
-    along = zip(weight.shape[2:], geometry.stride, geometry.dilation, *pads, sizes[-1], strict=True)
-    axes = [Axis(*numbers) for numbers in along]
+    rows = Axis(weight.shape[2], stride[0], dilation[0], top, bottom, height)
+    columns = Axis(weight.shape[3], stride[1], dilation[1], left, right, width)
     for pool, before in zip(reversed(seen), reversed(sizes[:-1]), strict=True):
         # Every tap of the kernel becomes the pooling's box.
         box = weight.new_full((1, 1, *pool.kernel), pool.weight)
-        apart = [axis.dilation * stride for axis, stride in zip(axes, pool.stride, strict=True)]
+        apart = (rows.dilation * pool.stride[0], columns.dilation * pool.stride[1])
         spread: Tensor = functional.conv_transpose2d(weight.flatten(0, 1)[:, None], box, stride=apart)
         weight = spread.view(*weight.shape[:2], *spread.shape[2:])
-        axes = [axis.behind(*window) for axis, *window in zip(axes, before, *pool[:3], strict=True)]
-    rows, columns = axes
+        rows = rows.behind(before[0], pool.kernel[0], pool.stride[0], pool.padding[0])
+        columns = columns.behind(before[1], pool.kernel[1], pool.stride[1], pool.padding[1])
+    pads = (columns.before, columns.after, rows.before, rows.after)
 
     def prepare(x: Tensor) -> Tensor:
-        used = x[:, :, : rows.used, : columns.used]
-        return functional.pad(used, (columns.before, columns.after, rows.before, rows.after))
+        return functional.pad(x[:, :, : rows.used, : columns.used], pads)
 
     return weight, Geometry((rows.stride, columns.stride), groups=geometry.groups), prepare
 
