@@ -17,7 +17,6 @@ from flipgrad.estimators.names import by_name
 from flipgrad.gradeval.draws import Problem, Sampler, one_by_one, vectorised
 from flipgrad.norms import BatchNormMap, uses_batch
 from flipgrad.sampling import fresh
-from recorded_noise import all_at_once, one_after_the_other, recorded_noise
 from reference import assert_same, batch, build, chain, gradients, mean_gradient, noise_like, paper_psa
 
 KINDS = ["batch", "plain batch", "affine"]
@@ -424,10 +423,15 @@ def test_vectorised_draws_with_fixed_norms_are_sequential_ones(name, kind):
     net = with_norms(reference.fully_connected(2, 4, 3, 2), kind).eval()
     x, objective = batch((5, 2), classes=2)
     problem, estimator = Problem(net, x, objective), ESTIMATORS[name]()
-    noise = recorded_noise(problem, estimator, 3)
+    generator, noise = torch.Generator().manual_seed(5), []
+
+    def record(distribution: fg.Noise, a: Tensor) -> Tensor:
+        noise.append(distribution.sample((3, *a.shape), generator=generator, dtype=a.dtype))
+        return noise[-1][0]
+
+    one_by_one(problem, estimator, 1, record)
     assert Sampler(problem, estimator, [0], 1).vectorised
-    actual = vectorised(problem, estimator, 3, all_at_once(noise))
-    assert_same(actual, one_by_one(problem, estimator, 3, one_after_the_other(noise)))
+    assert_same(vectorised(problem, estimator, 3, record, noise), one_by_one(problem, estimator, 3, record, noise))
     result = fg.gradeval.evaluate(net, x, objective, [estimator], samples=20)
     assert result.reference.kind == "exact"
 

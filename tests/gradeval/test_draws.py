@@ -9,7 +9,7 @@ from torch import nn
 import flipgrad as fg
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.gradeval.draws import Problem, Sampler, one_by_one, vectorised
-from recorded_noise import all_at_once, one_after_the_other, recorded_noise
+from flipgrad.sampling import fresh
 
 DRAWS = 3
 
@@ -35,6 +35,22 @@ def convolutional() -> Problem:
     return Problem(net, torch.randn(4, 1, 6, 6, dtype=torch.float64), fg.CrossEntropy(torch.arange(4) % 2))
 
 
+def recorded_noise(problem: Problem, estimator: fg.Estimator) -> list[torch.Tensor]:
+    """Values for everything that an estimate asks of its source of noise, for several draws."""
+    generator, noise = torch.Generator().manual_seed(5), []
+
+    def record(distribution: fg.Noise, a: torch.Tensor) -> torch.Tensor:
+        noise.append(distribution.sample((DRAWS, *a.shape), generator=generator, dtype=a.dtype))
+        return noise[-1][0]
+
+    one_by_one(problem, estimator, 1, record)
+    return noise
+
+
+def refuse(distribution: fg.Noise, a: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("more noise was asked for than was recorded")
+
+
 def frozen(name: str) -> fg.Estimator:
     estimator = ESTIMATORS[name]()
     if isinstance(estimator, nn.Module):
@@ -43,11 +59,11 @@ def frozen(name: str) -> fg.Estimator:
 
 
 def assert_equal_draws(problem: Problem, estimator: fg.Estimator) -> None:
-    noise = recorded_noise(problem, estimator, DRAWS)
+    noise = recorded_noise(problem, estimator)
     if isinstance(estimator, nn.Module):
         estimator.requires_grad_(False)
-    expected = one_by_one(problem, estimator, DRAWS, one_after_the_other(noise))
-    actual = vectorised(problem, estimator, DRAWS, all_at_once(noise))
+    expected = one_by_one(problem, estimator, DRAWS, refuse, noise)
+    actual = vectorised(problem, estimator, DRAWS, refuse, noise)
     if noise:
         assert not torch.equal(expected[0], expected[1])
     assert torch.allclose(actual, expected, rtol=1e-10, atol=1e-13)
@@ -87,7 +103,7 @@ def test_a_draw_is_the_gradient_of_the_mean_loss():
     z = [torch.randn(6, n, dtype=torch.float64) for n in (4, 3, 4)]
     problem.net(problem.x, problem.objective, estimator=fg.PSA(), noise=z).mean().backward()
     expected = torch.cat([p.grad.flatten() for p in problem.net.parameters()])
-    assert torch.allclose(vectorised(problem, fg.PSA(), 1, all_at_once([t[None] for t in z]))[0], expected)
+    assert torch.allclose(vectorised(problem, fg.PSA(), 1, refuse, [t[None] for t in z])[0], expected)
 
 
 def test_layers_name_the_parts_of_the_gradient():
@@ -162,3 +178,11 @@ def test_memory_is_bounded_by_chunks(monkeypatch):
     assert [len(chunk) for chunk in chunks] == [2] * 8 + [1]
     monkeypatch.setattr("flipgrad.gradeval.draws.GRADIENT_ENTRIES_AT_ONCE", 1)
     assert [len(chunk) for chunk in Sampler(small(fg.Logistic()), fg.ST(), [0], 1).draws(3)] == [1, 1, 1]
+
+
+def test_replayed_noise_is_used_before_fresh_noise():
+    problem = small(fg.Logistic())
+    z = [torch.randn(1, 6, n, dtype=torch.float64) for n in (4, 3)]
+    one = vectorised(problem, fg.ST(), 1, fresh(torch.Generator().manual_seed(0)), z)
+    same = one_by_one(problem, fg.ST(), 1, fresh(torch.Generator().manual_seed(0)), z)
+    assert torch.allclose(one, same)

@@ -25,6 +25,7 @@ from flipgrad.errors import InputError
 from flipgrad.estimators import Estimator
 from flipgrad.machine import cores, threads
 from flipgrad.network import Sequential, parameters_by_layer
+from flipgrad.noise import Noise
 from flipgrad.objectives import Objective
 from flipgrad.sampling import Draw, Stream, fresh
 
@@ -139,27 +140,31 @@ def stream(seed: Sequence[int], device: torch.device) -> Stream:
     return Stream(int(state) >> 1, device)
 
 
-def vectorised(problem: Problem, estimator: Estimator, count: int, draw: Draw) -> Tensor:
-    """``count`` gradients [count, P] at once."""
+def vectorised(problem: Problem, estimator: Estimator, count: int, draw: Draw, noise: Sequence[Tensor] = ()) -> Tensor:
+    """``count`` gradients [count, P] at once.
+
+    Every time the estimator asks for noise it is given the next of ``noise``, each with a leading dimension for the draws, and
+    what comes from ``draw`` where that is used up.
+    """
     loss = _Loss(problem, estimator)
     names, parameters = zip(*problem.parameters().items(), strict=True)
     # One number in memory for all draws.
     copies = [parameter.detach().expand(count, *parameter.shape).requires_grad_() for parameter in parameters]
 
-    def one(copies: Sequence[Tensor]) -> Tensor:
+    def one(copies: Sequence[Tensor], noise: Sequence[Tensor]) -> Tensor:
         named = {f"net.{name}": copy for name, copy in zip(names, copies, strict=True)}
-        value: Tensor = functional_call(loss, named, (draw,))
+        value: Tensor = functional_call(loss, named, (draw, noise))
         return value
 
-    losses = torch.vmap(one, randomness="different")(copies)
+    losses = torch.vmap(one, randomness="different")(copies, list(noise))
     gradients = torch.autograd.grad(losses.sum(), copies, materialize_grads=True)
     return torch.cat([gradient.flatten(1) for gradient in gradients], 1)
 
 
-def one_by_one(problem: Problem, estimator: Estimator, count: int, draw: Draw) -> Tensor:
+def one_by_one(problem: Problem, estimator: Estimator, count: int, draw: Draw, noise: Sequence[Tensor] = ()) -> Tensor:
     """The same as :func:`vectorised`, one draw after the other."""
     loss, parameters = _Loss(problem, estimator), problem.parameters()
-    return torch.stack([whole_gradient(loss(draw), parameters) for _ in range(count)])
+    return torch.stack([whole_gradient(loss(draw, [z[i] for z in noise]), parameters) for i in range(count)])
 
 
 def whole_gradient(loss: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -177,9 +182,16 @@ class _Loss(nn.Module):
         # In a list, so that the parameters of an estimator are none of this module.
         self.rule = [estimator]
 
-    def forward(self, draw: Draw) -> Tensor:
+    def forward(self, draw: Draw, noise: Sequence[Tensor]) -> Tensor:
+        remaining = iter(noise)
+
+        def source(distribution: Noise, a: Tensor) -> Tensor:
+            z = next(remaining, None)
+            return draw(distribution, a) if z is None else z
+
         index = torch.arange(len(self.x), device=self.x.device)
-        return self.rule[0].losses(self.net.network(), Batch(self.x, self.objective, draw, index)).mean()
+        batch = Batch(self.x, self.objective, source if noise else draw, index)
+        return self.rule[0].losses(self.net.network(), batch).mean()
 
 
 def default_workers(device: torch.device) -> int:
