@@ -10,7 +10,7 @@ from unbiasedness import (
 import flipgrad as fg
 from flipgrad.contract import Batch
 from flipgrad.estimators._paths import Path
-from flipgrad.estimators.arm import correlation
+from flipgrad.estimators.arms import correlation
 from flipgrad.sampling import fresh
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import flipgrad as fg
 from flipgrad.contract import Batch
-from flipgrad.estimators.reinforce import Baseline
+from flipgrad.estimators.baselines import Baseline
 from flipgrad.sampling import fresh
 from reference import assert_same, batch, chain, fully_connected, gradients, noise_like
 

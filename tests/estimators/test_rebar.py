@@ -7,7 +7,7 @@ import flipgrad as fg
 from flipgrad.contract import Batch
 from flipgrad.estimators._draws import conditional
 from flipgrad.estimators._paths import Path
-from flipgrad.estimators.tuned import PACE
+from flipgrad.estimators._tuned import PACE
 from flipgrad.sampling import fresh
 
 DRAWS = 5000
@@ -40,7 +40,7 @@ def test_conditional_noise_must_be_differentiated(monkeypatch):
     def held(noise, a, x, z):
         return conditional(noise, a.detach(), x, z)
 
-    monkeypatch.setattr("flipgrad.estimators.tuned.conditional", held)
+    monkeypatch.setattr("flipgrad.estimators.rebar.conditional", held)
     assert_caught(*random_net((3, 4), fg.Logistic()), fixed(), draws=500)
 
 

@@ -2,16 +2,27 @@
 
 from flipgrad.contract import Estimator, LocalEstimator, recommend
 from flipgrad.estimators._paths import Path, PathEstimator
-from flipgrad.estimators.arm import ARM, ARMS, DisARM
+from flipgrad.estimators.adf import ADF
+from flipgrad.estimators.arm import ARM
+from flipgrad.estimators.arms import ARMS
+from flipgrad.estimators.baselines import Baseline, ConstantBaseline, LearnedBaseline, RunningBaseline
+from flipgrad.estimators.bitflip import BitFlip
+from flipgrad.estimators.concrete import Concrete
+from flipgrad.estimators.disarm import DisARM
+from flipgrad.estimators.double_cv import DoubleCV
 from flipgrad.estimators.exact import Exact
+from flipgrad.estimators.gumbel_rao import GumbelRao
 from flipgrad.estimators.hard_st import HardST
-from flipgrad.estimators.leg import LEG, BitFlip
-from flipgrad.estimators.moments import ADF, LocalReparam
+from flipgrad.estimators.leg import LEG
+from flipgrad.estimators.local_reparam import LocalReparam
+from flipgrad.estimators.muprop import MuProp
 from flipgrad.estimators.psa import PSA
-from flipgrad.estimators.reinforce import REINFORCE, Baseline, ConstantBaseline, LearnedBaseline, MuProp, RunningBaseline
-from flipgrad.estimators.relaxations import ZGR, Concrete, GumbelRao, Tanh
+from flipgrad.estimators.rebar import REBAR
+from flipgrad.estimators.reinforce import REINFORCE
+from flipgrad.estimators.relax import RELAX
 from flipgrad.estimators.st import ST
-from flipgrad.estimators.tuned import REBAR, RELAX, DoubleCV
+from flipgrad.estimators.tanh import Tanh
+from flipgrad.estimators.zgr import ZGR
 
 # Who does not choose gets the one that we recommend.
 recommend(PSA)

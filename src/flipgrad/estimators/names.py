@@ -7,7 +7,7 @@ from torch import Tensor
 from flipgrad.contract import Estimator, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS
-from flipgrad.estimators.reinforce import Baseline, BaselineEstimator, ConstantBaseline, RunningBaseline
+from flipgrad.estimators.baselines import Baseline, BaselineEstimator, ConstantBaseline, RunningBaseline
 from flipgrad.user_code import call_user_function
 
 # Estimators that take a number: their temperature, interpolation or number of samples.

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flipgrad.errors import InputError
 from flipgrad.estimators import Baseline, ConstantBaseline, LearnedBaseline, RunningBaseline
-from flipgrad.estimators.tuned import TunedEstimator
+from flipgrad.estimators._tuned import TunedEstimator
 
 # What many processes compute on, and how they talk to one another there.
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
