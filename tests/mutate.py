@@ -46,7 +46,6 @@ OUTPUT = "output.txt"
 EXCLUDED = ("_triton_kernel.py",)
 # Tests named otherwise than the file that they are about.
 NAMED = {
-    "_basis": ["separable"],
     "_vmap": ["vmap"],
     "compiled": ["native"],
     "form": ["separable"],
@@ -57,9 +56,9 @@ NAMED = {
     "ordinary": ["flips"],
     "exact": ["exact", "exact_estimator"],
     "_sample_analytic": ["inputs"],
-    "_moments": ["adf", "inputs"],
+    "_moments": ["adf", "local_reparam", "inputs"],
     "_base": ["base", "local"],
-    "_tuned": ["rebar", "relax", "muprop"],
+    "_tuned": ["rebar", "relax", "double_cv"],
     "_head": ["psa", "local"],
     "_paths": ["unbiased", "reinforce"],
     "_draws": ["base", "local"],

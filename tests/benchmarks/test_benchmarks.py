@@ -59,8 +59,7 @@ def test_flip_ratios_are_given_for_right_kernels_only(monkeypatch):
 
 
 def test_the_layers_are_those_of_the_papers_network():
-    layers = flips._convolutions()
-    assert [(layer.inputs, layer.outputs, layer.kernel, layer.stride, layer.size) for layer in layers] == [
+    assert flips._convolutions() == [
         (96, 96, 3, 1, 30),
         (96, 96, 3, 2, 28),
         (96, 192, 3, 1, 13),

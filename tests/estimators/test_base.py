@@ -95,3 +95,12 @@ def test_local_estimators_work_in_any_graph_and_others_are_refused_there():
         fg.use(fully_connected(2, 2, 2), Whole())
     for kind in LOCAL:
         assert fg.use(fully_connected(2, 2, 2), kind()).binary_layers[0].estimator is not None
+
+
+def test_a_path_estimator_without_a_gradient_is_refused_when_used():
+    class Nothing(fg.PathEstimator):
+        unbiased, citation = True, "none"
+
+    net = fully_connected(2, 2, 2)
+    with pytest.raises(fg.InputError, match=r"^Nothing has no gradient: write gradient\(path, k\).*or gradients"):
+        net(*batch((3, 2), classes=2), estimator=Nothing())

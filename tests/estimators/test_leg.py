@@ -12,7 +12,7 @@ from unbiasedness import (
 
 import flipgrad as fg
 import reference
-from flipgrad.estimators import leg
+from flipgrad.estimators import _head
 from reference import assert_same, batch, build, chain, fully_connected, gradients, noise_like, paper_psa
 
 
@@ -68,7 +68,7 @@ def test_flips_in_chunks(monkeypatch):
 
     whole = result()
     for chunk in (1, 5 * 120):
-        monkeypatch.setattr(leg, "NUMBERS_AT_ONCE", chunk)
+        monkeypatch.setattr(_head, "NUMBERS_AT_ONCE", chunk)
         assert_same(result(), whole)
 
 

@@ -235,11 +235,3 @@ def test_compiled_weight_functions_are_those_of_torch(shape, portable, monkeypat
     ]
     for actual, wanted in zip(separable.weight_functions(weight, form, groups=1), expected, strict=True):
         assert torch.allclose(actual, wanted, rtol=1e-5, atol=1e-7)
-
-
-def test_the_parts_are_combined_in_place():
-    twice, once = torch.randn(2, 33), torch.randn(2, 33)
-    x = torch.tensor([-1.0, 0.0, 1.0]).repeat(22).view(2, 33)
-    expected = twice * x * x + once * x
-    assert separable.combine(twice, once, x) is twice
-    assert torch.equal(twice, expected)

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from flipgrad.errors import InputError
-from flipgrad.flips import Geometry, _basis, choose, separable, vectorized
-from flipgrad.flips.form import MAX_RANK, Form, find_form
+from flipgrad.flips import Geometry, choose, separable, vectorized
+from flipgrad.flips.form import MAX_RANK, PER_OCTAVE, Form, find_form, fit_basis, terms
 from flipgrad.native import library
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 from random_tensors import layouts, normal, states, strided, uniform
@@ -78,7 +78,7 @@ class SeparableLayer(Layer):
         """
         step = 2 * self.weight.double().flatten(1) / self.noise.scale
         t = torch.linspace(0, 4 + 2 * form.limit / self.noise.scale, 200, dtype=torch.float64)
-        E, O = _basis.terms(self.noise, t, step.flatten())  # noqa: E741
+        E, O = terms(self.noise, t, step.flatten())  # noqa: E741
         per_output = (E.square() + O.square()).mean(0).view_as(step).sum(1)
         grad = self.grad.double().square().transpose(0, 1).flatten(1).sum(1)
         return float((per_output * grad).sum().sqrt())
@@ -240,10 +240,10 @@ def test_few_large_weights_count_for_little():
 def test_the_difference_is_as_accurate_as_the_best_of_its_rank(largest, ranks):
     # The largest error of the best fit of rank 1 and 2 on the whole range, relative to the largest value.
     t, steps = torch.linspace(0, 8, 400, dtype=torch.float64), torch.linspace(0, largest, 100, dtype=torch.float64)[1:]
-    E = _basis.terms(Logistic(), t, steps)[0]
+    E = terms(Logistic(), t, steps)[0]
     for rank, best in enumerate(ranks, 1):
-        top = int(torch.log2(torch.tensor(largest / 2 * 0.9999)).mul(_basis.PER_OCTAVE).floor())
-        basis = _basis.basis(Logistic(), top, 1, 0.0, rank)
+        top = int(torch.log2(torch.tensor(largest / 2 * 0.9999)).mul(PER_OCTAVE).floor())
+        basis = fit_basis(Logistic(), top, 1, 0.0, rank)
         features = torch.stack(Logistic().flip_parts(t, torch.ones_like(t), basis.steps, ())[0], 1)
         centred = 2 * (steps / basis.reach) ** 2 - 1
         functions = torch.stack(
@@ -386,18 +386,18 @@ def test_fused_product_pays_by_size_and_processor(monkeypatch):
 
 
 def test_nothing_is_fitted_twice():
-    _basis.basis.cache_clear()
+    fit_basis.cache_clear()
     noise = Logistic(1.2345)
     weight = 0.05 * uniform(1000)
     first = find_form(weight, noise)
-    fits = _basis.basis.cache_info()
+    fits = fit_basis.cache_info()
     assert fits.misses == fits.currsize > 0
     # A training step changes the weights, not their range's bin.
     second = find_form(weight * 0.999, Logistic(1.2345))
-    assert _basis.basis.cache_info().misses == fits.misses
+    assert fit_basis.cache_info().misses == fits.misses
     assert (first.steps, first.difference, first.curvature) == (second.steps, second.difference, second.curvature)
     find_form(weight * 4, noise)
-    assert _basis.basis.cache_info().misses > fits.misses
+    assert fit_basis.cache_info().misses > fits.misses
 
 
 def test_form_of_unusual_weights():

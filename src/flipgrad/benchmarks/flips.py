@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +25,7 @@ LIMITS = {"separable": TOLERANCE, "native": 1e-5}
 NOISE = Logistic()
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """A layer: channels, kernel, stride and the size of its input (0: fully connected)."""
 
     inputs: int
@@ -65,15 +63,10 @@ def _convolutions() -> list[Layer]:
 
 def _measure(layer: Layer) -> dict[str, Any]:
     torch.manual_seed(0)
-    if layer.size:
-        fan_in = layer.inputs * layer.kernel**2
-        weight = torch.randn(layer.outputs, layer.inputs, layer.kernel, layer.kernel) / math.sqrt(fan_in)
-        x = sign(torch.randn(BATCH, layer.inputs, layer.size, layer.size))
-        a = torch.nn.functional.conv2d(x, weight, stride=layer.stride)
-    else:
-        weight = torch.randn(layer.outputs, layer.inputs) / math.sqrt(layer.inputs)
-        x = sign(torch.randn(LINEAR_BATCH, layer.inputs))
-        a = x @ weight.t()
+    kernel, size = ((layer.kernel,) * 2, (layer.size,) * 2) if layer.size else ((), ())
+    weight = torch.randn(layer.outputs, layer.inputs, *kernel) / math.sqrt(layer.inputs * math.prod(kernel))
+    x = sign(torch.randn(BATCH if layer.size else LINEAR_BATCH, layer.inputs, *size))
+    a = torch.nn.functional.conv2d(x, weight, stride=layer.stride) if layer.size else x @ weight.t()
     grad = torch.randn_like(a)
     geometry = Geometry((layer.stride, layer.stride)) if layer.size else None
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from flipgrad.benchmarks.step import RATE, photographs
+from flipgrad.benchmarks.step import RATE, photographs, update
 from flipgrad.data import AUGMENTATIONS, DataSet, Split
 from flipgrad.estimators.names import for_training
 from flipgrad.machine import fastest
@@ -40,10 +41,10 @@ def _measure(config: TrainConfig, data: DataSet) -> dict[str, Any]:
         works: dict[str, Callable[[], None]] = {}
         for name, estimator in names.items():
             settings = replace(config, estimator=estimator)
-            works[name] = _updates(settings, make_net(settings, data), data)
+            works[name] = _in_the_loop(Trainer(settings, make_net(settings, data), data))
             works[f"{name}_bare"] = _bare(settings, make_net(settings, data), data)
         works["loading"] = _loading(config, data)
-        seconds = fastest(works, repeats=REPEATS)
+        seconds = fastest({name: partial(_many, work) for name, work in works.items()}, repeats=REPEATS)
     return {
         "loading_share": {name: seconds["loading"] / seconds[name] for name in names},
         "loop_over_bare_step": {name: seconds[name] / seconds[f"{name}_bare"] for name in names},
@@ -52,14 +53,18 @@ def _measure(config: TrainConfig, data: DataSet) -> dict[str, Any]:
     }
 
 
-def _updates(config: TrainConfig, net: Sequential, data: DataSet) -> Callable[[], None]:
-    trainer = Trainer(config, net, data)
+def _many(one: Callable[[], None]) -> None:
+    for _ in range(UPDATES):
+        one()
+
+
+def _in_the_loop(trainer: Trainer) -> Callable[[], None]:
+    """One update of a training."""
 
     def run() -> None:
-        for _ in range(UPDATES):
-            if trainer.updates_done == trainer.updates:
-                trainer.next_epoch()
-            trainer.update()
+        if trainer.updates_done == trainer.updates:
+            trainer.next_epoch()
+        trainer.update()
 
     return run
 
@@ -69,26 +74,17 @@ def _bare(config: TrainConfig, net: Sequential, data: DataSet) -> Callable[[], N
     x, objective = data.train.x[: config.batch_size], CrossEntropy(data.train.y[: config.batch_size])
     net.initialize(data.train.x[:256])
     rule = for_training(config.estimator, len(data.train))[1]
-    optimizer = make_optimizer(config, net.parameters())
-
-    def run() -> None:
-        for _ in range(UPDATES):
-            optimizer.zero_grad(set_to_none=True)
-            net(x, objective, estimator=rule).mean().backward()
-            optimizer.step()
-
-    return run
+    return update(net, x, objective, rule, make_optimizer(config, net.parameters()))
 
 
 def _loading(config: TrainConfig, data: DataSet) -> Callable[[], None]:
-    """What comes before an update: batches of images, moved as in training."""
+    """What comes before an update: a batch of images, moved as in training."""
     generator = torch.Generator().manual_seed(0)
     augment = AUGMENTATIONS[augmentation(config)]
 
     def run() -> None:
-        for _ in range(UPDATES):
-            examples = torch.randint(len(data.train), (config.batch_size,), generator=generator)
-            augment(data.train.x[examples], data.background, generator)
+        examples = torch.randint(len(data.train), (config.batch_size,), generator=generator)
+        augment(data.train.x[examples], data.background, generator)
 
     return run
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
+from torch.optim import Optimizer
 
 from flipgrad.contract import Estimator
 from flipgrad.estimators import PSA, ST, Tanh
 from flipgrad.machine import fastest
 from flipgrad.network import Sequential
-from flipgrad.objectives import CrossEntropy
+from flipgrad.objectives import CrossEntropy, Objective
 from flipgrad.training.models import cifar_net
 
 # The paper's own PSA, with approximate and with exact sums over flips.
@@ -56,7 +57,7 @@ def photographs(batch: int, size: int = 32) -> tuple[Tensor, CrossEntropy]:
 
 
 def gradient(
-    net: Sequential, x: Tensor, objective: CrossEntropy, rule: Estimator, generator: Generator | None = None
+    net: Sequential, x: Tensor, objective: Objective, rule: Estimator, generator: Generator | None = None
 ) -> Callable[[], None]:
     """Forward and backward."""
 
@@ -67,9 +68,11 @@ def gradient(
     return run
 
 
-def update(net: Sequential, x: Tensor, objective: CrossEntropy, rule: Estimator) -> Callable[[], None]:
-    """Forward, backward and an update."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, nesterov=True)
+def update(
+    net: Sequential, x: Tensor, objective: Objective, rule: Estimator, optimizer: Optimizer | None = None
+) -> Callable[[], None]:
+    """Forward, backward and an update, by default of stochastic gradient descent with momentum."""
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, nesterov=True)
     backward = gradient(net, x, objective, rule)
 
     def run() -> None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from flipgrad import exact as exact_loss
 from flipgrad import gradeval as measure
+from flipgrad.benchmarks.step import gradient
 from flipgrad.data import toy
-from flipgrad.estimators import ESTIMATORS
+from flipgrad.estimators import ESTIMATORS, Exact
 from flipgrad.gradeval.draws import Problem, Sampler, default_workers, one_by_one
 from flipgrad.machine import fastest
 from flipgrad.objectives import CrossEntropy
@@ -38,12 +38,7 @@ def exact() -> dict[str, Any]:
     result: dict[str, Any] = {"points": len(toy().train), "seconds": seconds, "limits": {}, "peak_memory_gb": {}}
     for width, limit in LIMITS.items():
         problem, name = _problem(width), f"{width}-{width}-{width}"
-
-        def gradient(problem: Problem = problem) -> None:
-            problem.net.zero_grad()
-            exact_loss.expected_loss(problem.net, problem.x, problem.objective).mean().backward()
-
-        seconds |= fastest({name: gradient}, repeats=REPEATS)
+        seconds |= fastest({name: gradient(problem.net, problem.x, problem.objective, Exact())}, repeats=REPEATS)
         result["limits"][name] = limit
         result["peak_memory_gb"][name] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return result

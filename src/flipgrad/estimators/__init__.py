@@ -51,34 +51,11 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     "zgr": ZGR,
 }
 
-__all__ = [
-    "ADF",
-    "ARM",
-    "ARMS",
-    "ESTIMATORS",
-    "LEG",
-    "PSA",
-    "REBAR",
-    "REINFORCE",
-    "RELAX",
-    "ST",
-    "ZGR",
-    "Baseline",
-    "BitFlip",
-    "Concrete",
-    "ConstantBaseline",
-    "DisARM",
-    "DoubleCV",
-    "Estimator",
-    "Exact",
-    "GumbelRao",
-    "HardST",
-    "LearnedBaseline",
-    "LocalEstimator",
-    "LocalReparam",
-    "MuProp",
-    "Path",
-    "PathEstimator",
-    "RunningBaseline",
-    "Tanh",
+# fmt: off
+__all__ = [  # noqa: RUF022
+    "ESTIMATORS", "Estimator", "LocalEstimator", "Path", "PathEstimator",
+    "ADF", "ARM", "ARMS", "BitFlip", "Concrete", "DisARM", "DoubleCV", "Exact", "GumbelRao", "HardST", "LEG", "LocalReparam",
+    "MuProp", "PSA", "REBAR", "REINFORCE", "RELAX", "ST", "Tanh", "ZGR",
+    "Baseline", "ConstantBaseline", "LearnedBaseline", "RunningBaseline",
 ]
+# fmt: on

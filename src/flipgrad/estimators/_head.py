@@ -90,7 +90,7 @@ def _flipped_losses(net: Network, x: Tensor, outputs: Tensor, objective: Objecti
         def added(weight: Tensor, states: Tensor) -> Tensor:
             return evaluate(objective, (transposed - 2 * weight[:, :, None] * states[:, None]).transpose(1, 2))
 
-        return _in_chunks(added, outputs.numel(), weight, units)
+        return in_chunks(added, outputs.numel(), weight, units)
     check_separable(net.head)
     check_head_alone(net, x, outputs)
 
@@ -98,7 +98,7 @@ def _flipped_losses(net: Network, x: Tensor, outputs: Tensor, objective: Objecti
         outputs = net.outputs(flipped_states(x, units).flatten(0, 1))
         return evaluate(objective, outputs.unflatten(0, (len(units), len(x))))
 
-    return _in_chunks(anew, x.numel(), torch.arange(x.flatten(1).shape[1], device=x.device))
+    return in_chunks(anew, x.numel(), torch.arange(x.flatten(1).shape[1], device=x.device))
 
 
 def _rao_blackwell(
@@ -128,7 +128,7 @@ def _rao_blackwell(
             moved = moved + ((bias - bias.detach()) / len(units))[:, None]
         return evaluate(objective, moved.transpose(1, 2))
 
-    flipped = _in_chunks(at_flips, outputs.numel(), weight.t(), units)
+    flipped = in_chunks(at_flips, outputs.numel(), weight.t(), units)
     correction = (flipped * opposite).sum(0)
     return outputs, losses + (correction - correction.detach()), flipped
 
@@ -143,7 +143,7 @@ def _opposite(last: LayerCall, x: Tensor) -> Tensor:
     return last.noise.cdf(-x * last.distribution.a).flatten(1).t()
 
 
-def _in_chunks(losses: Callable[..., Tensor], numbers: int, *of_units: Tensor) -> Tensor:
+def in_chunks(losses: Callable[..., Tensor], numbers: int, *of_units: Tensor) -> Tensor:
     """The losses [units, B] of tensors [units, ...]; one flip holds this many ``numbers``.
 
     Where gradients are wanted, each of several chunks is computed again on the way back.

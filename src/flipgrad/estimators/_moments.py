@@ -21,6 +21,10 @@ from flipgrad.steps import Apply, Branch
 class MomentEstimator(LocalEstimator):
     """A local estimator whose states are means m of independent ±1 units; their variances are 1 - m^2."""
 
+    unbiased = False
+    relaxed_objective = True
+    second_derivatives = True
+
     @abstractmethod
     def means(self, call: LayerCall, mu: Tensor, v: Tensor) -> Tensor:
         """The means of the layer's units, whose pre-activations have the means ``mu`` and the variances ``v``."""

@@ -6,7 +6,6 @@ backpropagation carries it on to the parameters, and to real-valued modules in f
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.contract import Batch, Estimator, LayerCall, Network, Visit
+from flipgrad.errors import InputError
 from flipgrad.estimators._head import check_head_alone, check_separable
 from flipgrad.guards import check_not_checkpointed
 from flipgrad.noise import Noise, Uniform, sign
@@ -145,9 +145,18 @@ class PathEstimator(Estimator):
         extra = self.extra(path)
         return losses if extra is None else losses + extra
 
-    @abstractmethod
     def gradients(self, path: Path) -> Sequence[Tensor]:
-        """For every layer, the estimated gradient of each example's expected loss in its pre-activations, like ``path.a``."""
+        """For every layer, the estimated gradient of each example's expected loss in its pre-activations, like ``path.a``.
+
+        By default :meth:`gradient` of each layer in turn; a subclass writes one of the two.
+        """
+        return [self.gradient(path, k) for k in range(len(path.a))]
+
+    def gradient(self, path: Path, k: int) -> Tensor:
+        """That of layer ``k``, from 0."""
+        raise InputError(
+            f"{type(self).__name__} has no gradient: write gradient(path, k), for one layer, or gradients(path), for all"
+        )
 
     def extra(self, path: Path) -> Tensor | None:
         """A term [B] of value 0 whose gradient trains the estimator's own parameters; asked for after :meth:`gradients`."""

@@ -5,7 +5,7 @@ variance in them is that of E[g^2], and the one draw's d(g^2) is an unbiased est
 et al. 2017).
 """
 
-from abc import abstractmethod
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -33,6 +33,7 @@ class TunedEstimator(PathEstimator, nn.Module):
     Frozen, ``requires_grad_(False)``, they cost nothing.
     """
 
+    unbiased = True
     level: Tensor
 
     def __init__(self) -> None:
@@ -40,12 +41,12 @@ class TunedEstimator(PathEstimator, nn.Module):
         self.register_buffer("level", torch.zeros(()))
         self._learned: tuple[Tensor, Tensor] | None = None
 
-    @abstractmethod
-    def estimate(self, path: Path) -> list[Tensor]:
+    def estimate(self, path: Path) -> Sequence[Tensor]:
         """The gradients in every layer's pre-activations, differentiable in the estimator's own parameters."""
+        return super().gradients(path)
 
     @final
-    def gradients(self, path: Path) -> list[Tensor]:
+    def gradients(self, path: Path) -> Sequence[Tensor]:
         tune = torch.is_grad_enabled() and len(path.losses) > 0 and any(p.requires_grad for p in self.parameters())
         with torch.set_grad_enabled(tune):
             gradients = self.estimate(path)
@@ -87,7 +88,7 @@ class TunedEstimator(PathEstimator, nn.Module):
         square, carrier = self._learn(self.estimate(Path.sample(net.network(), Batch(x, objective, fresh(generator)))))
         return square + carrier
 
-    def _learn(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _learn(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The mean squared length, without a gradient, and a 0 that carries its gradient to the own parameters alone."""
         square = torch.stack([g.flatten(1).square().sum(1).mean() for g in gradients]).sum()
         own = [parameter for parameter in self.parameters() if parameter.requires_grad]

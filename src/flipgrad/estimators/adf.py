@@ -40,9 +40,6 @@ class ADF(MomentEstimator):
     >>> net(torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1])), estimator=fg.ADF()).mean().backward()
     """
 
-    unbiased = False
-    relaxed_objective = True
-    second_derivatives = True
     citation = "Shekhovtsov, Flach 2019; Gast, Roth 2018"
 
     def means(self, call: LayerCall, mu: Tensor, v: Tensor) -> Tensor:

@@ -32,11 +32,8 @@ class ARM(PathEstimator):
     tails = 2
     citation = "Yin, Zhou 2019"
 
-    def gradients(self, path: Path) -> list[Tensor]:
-        result = []
-        for k, (a, z, noise) in enumerate(zip(path.a, path.z, path.noises, strict=True)):
-            # u < p is z < F^{-1}(p) = a: the path's own state. u > 1 - p is z > -a by symmetry.
-            u = noise.cdf(z)
-            difference = path.tail(k, sign(z + a.detach())) - path.tail(k, sign(a.detach() - z))
-            result.append(per_example(difference, a) * (u - 0.5) * logit_slope(noise, a))
-        return result
+    def gradient(self, path: Path, k: int) -> Tensor:
+        a, z, noise = path.a[k].detach(), path.z[k], path.noises[k]
+        # u < p is z < F^{-1}(p) = a: the path's own state. u > 1 - p is z > -a by symmetry.
+        difference = path.tail(k, sign(z + a)) - path.tail(k, sign(a - z))
+        return per_example(difference, a) * (noise.cdf(z) - 0.5) * logit_slope(noise, a)

@@ -48,10 +48,7 @@ class ARMS(PathEstimator):
             raise InputError(f"ARMS(samples={samples}): at least two antithetic samples are needed, e.g. 4")
         self.samples = self.tails = samples
 
-    def gradients(self, path: Path) -> list[Tensor]:
-        return [self._gradient(path, k) for k in range(len(path.a))]
-
-    def _gradient(self, path: Path, k: int) -> Tensor:
+    def gradient(self, path: Path, k: int) -> Tensor:
         a, noise = path.a[k].detach(), path.noises[k]
         # The rarer state is the sign opposite to a: its probability is F(-|a|).
         q = noise.cdf(-a.abs())

@@ -36,14 +36,11 @@ class BitFlip(PathEstimator):
     citation = "Titsias, Lázaro-Gredilla 2015, one coordinate"
 
     @torch.no_grad()
-    def gradients(self, path: Path) -> list[Tensor]:
-        return [self._gradient(path, k) for k in range(len(path.a))]
-
-    def _gradient(self, path: Path, k: int) -> Tensor:
-        a, x = path.a[k].detach(), path.states[k]
-        n = a[:1].numel() if len(a) else 1
+    def gradient(self, path: Path, k: int) -> Tensor:
+        a, x = path.a[k], path.states[k]
+        n = a.flatten(1).shape[1]
         # Double precision, so that every unit of a large layer can be met.
         u = path.uniform(a.new_empty(len(a), 1, dtype=torch.float64))
         chosen = (torch.arange(n, device=x.device) == (u * n).long().clamp(max=n - 1)).to(x.dtype).view_as(x)
-        change = path.losses.detach() - path.replayed(k, (x * (1 - 2 * chosen))[None])[0]
+        change = path.losses - path.replayed(k, (x * (1 - 2 * chosen))[None])[0]
         return n * chosen * path.noises[k].pdf(a) * x * per_example(change, a)

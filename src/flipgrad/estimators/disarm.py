@@ -35,12 +35,10 @@ class DisARM(PathEstimator):
     tails = 1
     citation = "Dong, Mnih, Tucker 2020"
 
-    def gradients(self, path: Path) -> list[Tensor]:
-        result = []
-        for k, (a, z, x, noise) in enumerate(zip(path.a, path.z, path.states, path.noises, strict=True)):
-            # u < p is z < a: the path's own state. u > 1 - p is z > -a by symmetry.
-            antithetic = sign(z + a.detach())
-            difference = per_example(path.tail(k, antithetic) - path.losses.detach(), a) / 2
-            weight = (antithetic - x) / 2 * noise.cdf(a.detach().abs())
-            result.append(difference * weight * logit_slope(noise, a))
-        return result
+    def gradient(self, path: Path, k: int) -> Tensor:
+        a, noise = path.a[k].detach(), path.noises[k]
+        # u < p is z < a: the path's own state. u > 1 - p is z > -a by symmetry.
+        antithetic = sign(path.z[k] + a)
+        difference = per_example(path.tail(k, antithetic) - path.losses.detach(), a) / 2
+        weight = (antithetic - path.states[k]) / 2 * noise.cdf(a.abs())
+        return difference * weight * logit_slope(noise, a)

@@ -46,7 +46,6 @@ class DoubleCV(TunedEstimator):
     >>> net(torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1])), estimator=fg.DoubleCV()).mean().backward()
     """
 
-    unbiased = True
     citation = "Titsias, Shi 2022"
 
     def __init__(self, samples: int = 2, alpha: float = -1.0) -> None:
@@ -58,10 +57,7 @@ class DoubleCV(TunedEstimator):
         self.samples = self.tails = samples
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))
 
-    def estimate(self, path: Path) -> list[Tensor]:
-        return [self._layer(path, k) for k in range(len(path.a))]
-
-    def _layer(self, path: Path, k: int) -> Tensor:
+    def gradient(self, path: Path, k: int) -> Tensor:
         a, noise, others = path.a[k].detach(), path.noises[k], self.samples - 1
         new = [sign(a - path.batch.draw(noise, a)) for _ in range(others)]
         states = torch.stack([path.states[k], *new])

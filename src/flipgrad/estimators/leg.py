@@ -9,11 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from flipgrad.estimators._head import flipped_states
+from flipgrad.estimators._head import flipped_states, in_chunks
 from flipgrad.estimators._paths import Path, PathEstimator
-
-# Numbers held at once: flips of a layer times the pre-activations of the widest layer.
-NUMBERS_AT_ONCE = 2**20
 
 
 @final
@@ -41,13 +38,9 @@ class LEG(PathEstimator):
     cost = "1, and n tails per layer"
     citation = "Titsias, Lázaro-Gredilla 2015; Tokui, Sato 2017"
 
-    def gradients(self, path: Path) -> list[Tensor]:
-        widest = max(a.numel() for a in path.a)
-        size = max(1, NUMBERS_AT_ONCE // max(1, widest))
-        result = []
-        for k, (a, x, noise) in enumerate(zip(path.a, path.states, path.noises, strict=True)):
-            parts = torch.arange(x[:1].numel() if len(x) else 1, device=x.device).split(size)
-            flipped = torch.cat([path.replayed(k, flipped_states(x, units)) for units in parts])
-            difference = (path.losses.detach() - flipped).t().reshape(x.shape) * x
-            result.append(noise.pdf(a.detach()) * difference)
-        return result
+    @torch.no_grad()
+    def gradient(self, path: Path, k: int) -> Tensor:
+        x, widest = path.states[k], max(a.numel() for a in path.a)
+        units = torch.arange(x.flatten(1).shape[1], device=x.device)
+        flipped = in_chunks(lambda some: path.replayed(k, flipped_states(x, some)), widest, units)
+        return path.noises[k].pdf(path.a[k]) * (path.losses - flipped).t().reshape(x.shape) * x

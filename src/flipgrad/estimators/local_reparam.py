@@ -33,9 +33,6 @@ class LocalReparam(MomentEstimator):
     >>> net(torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1])), estimator=fg.LocalReparam()).mean().backward()
     """
 
-    unbiased = False
-    relaxed_objective = True
-    second_derivatives = True
     citation = "Kingma, Salimans, Welling 2015; Shekhovtsov, Yanush, Flach 2020"
 
     def means(self, call: LayerCall, mu: Tensor, v: Tensor) -> Tensor:

@@ -7,11 +7,8 @@ from torch import Tensor
 from flipgrad.contract import Estimator, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS
-from flipgrad.estimators.baselines import Baseline, ConstantBaseline, RunningBaseline
+from flipgrad.estimators.baselines import Baseline, BaselineEstimator, ConstantBaseline, RunningBaseline
 from flipgrad.user_code import call_user_function
-
-# Estimators that take a baseline.
-WITH_BASELINE = ("reinforce", "muprop")
 
 # Estimators that take a number: their temperature, interpolation or number of samples.
 WITH_NUMBER: dict[str, Callable[[str], float]] = {
@@ -103,7 +100,7 @@ def _one(specification: str, baseline: str, make_baseline: Callable[[], Baseline
     kind: Callable[..., Estimator] = ESTIMATORS[name]
     label = ESTIMATORS[name].__name__
     if separator == "+":
-        if name not in WITH_BASELINE or option != baseline:
+        if not issubclass(ESTIMATORS[name], BaselineEstimator) or option != baseline:
             raise unknown
         return f"{label} + {baseline}", kind(make_baseline())
     if name in DEFAULT_VARIANT:

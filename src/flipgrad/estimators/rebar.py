@@ -5,8 +5,6 @@ models. NeurIPS 2017.
 """
 
 import math
-from abc import abstractmethod
-from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -17,63 +15,7 @@ from flipgrad.estimators._paths import Path, per_example, value_and_slope
 from flipgrad.estimators._tuned import TunedEstimator
 
 
-class ConcreteControl(TunedEstimator):
-    r"""What REBAR and RELAX share: REBAR's formula with a control variate :math:`c(s)` in place of :math:`\eta f(s)`.
-
-    Unbiased for any smooth function c, as the two ways to differentiate E[c] agree.
-    """
-
-    tails = 2
-
-    def __init__(self, temperature: float, scale: float) -> None:
-        super().__init__()
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(positive(self, "temperature", temperature))))
-        self.log_scale = nn.Parameter(torch.tensor(math.log(positive(self, "scale", scale))))
-
-    @abstractmethod
-    def prepare(self, path: Path) -> None:
-        """Build, or check, what depends on the network."""
-
-    @abstractmethod
-    def added(self, k: int, states: Tensor) -> Tensor | None:
-        """What is added to the control variate of layer ``k``, [B], as a function of its relaxed states."""
-
-    @final
-    def estimate(self, path: Path) -> list[Tensor]:
-        self.prepare(path)
-        return [self._layer(path, k) for k in range(len(path.a))]
-
-    def _layer(self, path: Path, k: int) -> Tensor:
-        a, x, noise = path.a[k].detach(), path.states[k], path.noises[k]
-        new = path.batch.draw(noise, a)
-
-        def tied(t: Tensor) -> Tensor:
-            return t - conditional(noise, t, x, new)
-
-        _, slope = self._control(path, k, a - path.z[k])
-        control, tied_slope = self._control(path, k, tied(a))
-        learning = per_example(path.losses.detach() - control, a) * noise.score(x, a)
-        return learning + slope - tied_slope * value_and_slope(tied, a)[1].detach()
-
-    def _control(self, path: Path, k: int, zeta: Tensor) -> tuple[Tensor, Tensor]:
-        """The control variate c [B] and its derivative in ``zeta``, differentiable in the own parameters."""
-        half = 0.5 * torch.exp(-self.log_temperature)
-
-        def relaxed(call: LayerCall, z: Tensor) -> Tensor:
-            # tanh(t / 2) = 2 sigmoid(t) - 1.
-            return torch.tanh((call.affine(call.x) - z) * half)
-
-        def control(zeta: Tensor) -> Tensor:
-            states = torch.tanh(zeta * half)
-            c = torch.exp(self.log_scale) * path.continued_with_noise(k, states, relaxed)
-            added = self.added(k, states)
-            return c if added is None else c + added
-
-        return value_and_slope(control, zeta)
-
-
-@final
-class REBAR(ConcreteControl):
+class REBAR(TunedEstimator):
     r"""The score function, with the loss of a relaxed network as control variate, at every layer.
 
     With the noise Z of a layer and its states x, a second noise :math:`\tilde Z` drawn given x, temperature t, scale
@@ -106,14 +48,43 @@ class REBAR(ConcreteControl):
     >>> optimizer.step()
     """
 
-    unbiased = True
+    tails = 2
     citation = "Tucker et al. 2017"
 
     def __init__(self, temperature: float = 0.5, scale: float = 1.0) -> None:
-        super().__init__(temperature, scale)
+        super().__init__()
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(positive(self, "temperature", temperature))))
+        self.log_scale = nn.Parameter(torch.tensor(math.log(positive(self, "scale", scale))))
 
-    def prepare(self, path: Path) -> None:
-        """Nothing here depends on the network."""
+    def gradient(self, path: Path, k: int) -> Tensor:
+        a, x, noise = path.a[k].detach(), path.states[k], path.noises[k]
+        new = path.batch.draw(noise, a)
 
-    def added(self, k: int, states: Tensor) -> None:
-        """Nothing."""
+        def tied(t: Tensor) -> Tensor:
+            return t - conditional(noise, t, x, new)
+
+        _, slope = self._control_and_slope(path, k, a - path.z[k])
+        control, tied_slope = self._control_and_slope(path, k, tied(a))
+        learning = per_example(path.losses.detach() - control, a) * noise.score(x, a)
+        return learning + slope - tied_slope * value_and_slope(tied, a)[1].detach()
+
+    def _control_and_slope(self, path: Path, k: int, zeta: Tensor) -> tuple[Tensor, Tensor]:
+        """The control variate c [B] and its derivative in ``zeta``, differentiable in the own parameters."""
+        half = 0.5 * torch.exp(-self.log_temperature)
+
+        def relaxed(call: LayerCall, z: Tensor) -> Tensor:
+            # tanh(t / 2) = 2 sigmoid(t) - 1.
+            return torch.tanh((call.affine(call.x) - z) * half)
+
+        def control(zeta: Tensor) -> Tensor:
+            states = torch.tanh(zeta * half)
+            return self.control(k, states, torch.exp(self.log_scale) * path.continued_with_noise(k, states, relaxed))
+
+        return value_and_slope(control, zeta)
+
+    def control(self, k: int, states: Tensor, scaled: Tensor) -> Tensor:
+        r"""The control variate c [B] of layer ``k``, from its relaxed states s and the ``scaled`` loss :math:`\eta f(s)`.
+
+        The estimate is unbiased for any smooth function c of the states, as the two ways to differentiate E[c] agree.
+        """
+        return scaled

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from flipgrad.errors import InputError
 from flipgrad.estimators._paths import Path
-from flipgrad.estimators.rebar import ConcreteControl
+from flipgrad.estimators.rebar import REBAR
 
 # Hidden units of the surrogates that are built here.
 HIDDEN = 16
 
 
 @final
-class RELAX(ConcreteControl):
+class RELAX(REBAR):
     r"""REBAR with a free-form network added to its control variate, at every layer.
 
     The control variate of layer k is, in the notation of :class:`flipgrad.REBAR`,
@@ -47,7 +47,6 @@ class RELAX(ConcreteControl):
     >>> relax.variance_loss(net, x, objective).backward()
     """
 
-    unbiased = True
     citation = "Grathwohl et al. 2018"
 
     def __init__(
@@ -59,7 +58,7 @@ class RELAX(ConcreteControl):
             raise InputError("RELAX(surrogate=[]): give one module for every binary layer, or None to have them built")
         self.surrogates = nn.ModuleList(given)
 
-    def prepare(self, path: Path) -> None:
+    def estimate(self, path: Path) -> Sequence[Tensor]:
         if not self.surrogates:
             self.surrogates.extend(_network(a.flatten(1).shape[1]).to(a) for a in path.a)
         if len(self.surrogates) != len(path.a):
@@ -67,8 +66,9 @@ class RELAX(ConcreteControl):
                 f"RELAX has {len(self.surrogates)} surrogates for {len(path.a)} binary layers; give one each, and use an "
                 "estimator of its own for every network"
             )
+        return super().estimate(path)
 
-    def added(self, k: int, states: Tensor) -> Tensor:
+    def control(self, k: int, states: Tensor, scaled: Tensor) -> Tensor:
         units = states.flatten(1).shape[1]
         try:
             values: Tensor = self.surrogates[k](states.flatten(1))
@@ -82,7 +82,7 @@ class RELAX(ConcreteControl):
                 f"RELAX: surrogate {k} gave {list(values.shape)} for states {list(states.flatten(1).shape)}; it must give one "
                 "value for each example, [B] or [B, 1]"
             )
-        return values.flatten()
+        return scaled + values.flatten()
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any) -> None:
         first = [f"{prefix}surrogates.{k}.0.weight" for k in range(len(state_dict))]

@@ -59,16 +59,9 @@ def ratio_terms(a, y, scale, table, weights, down):
 
 @triton.jit
 def places_of(
-    program,
-    inputs,
-    height,
-    width,
-    GROUPS: tl.constexpr,
-    STRIDE_H: tl.constexpr,
-    STRIDE_W: tl.constexpr,
-    PLACES: tl.constexpr,
-    INPUTS: tl.constexpr,
-):
+    program, inputs, height, width,
+    GROUPS: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PLACES: tl.constexpr, INPUTS: tl.constexpr,
+):  # fmt: skip
     """Of a program: its channels and their group, the phase of its places, and their examples, rows and columns.
 
     The phase of a place are its coordinates modulo the stride; rows and columns are counted in steps of the stride.
@@ -86,22 +79,9 @@ def places_of(
 
 @triton.jit
 def add_terms(
-    total,
-    a,
-    given,
-    scale,
-    tables,
-    table_size,
-    place,
-    out_places,
-    seen,
-    channel,
-    inputs,
-    outputs,
-    down,
-    OUTPUTS: tl.constexpr,
-    RATIO: tl.constexpr,
-):
+    total, a, given, scale, tables, table_size, place, out_places,
+    seen, channel, inputs, outputs, down, OUTPUTS: tl.constexpr, RATIO: tl.constexpr,
+):  # fmt: skip
     """``total`` and the terms of all outputs of one position of the kernel, OUTPUTS at a time.
 
     ``a`` and ``given`` point to the first output of the group and ``tables`` to the position's part; ``place`` is where the
@@ -126,33 +106,12 @@ def add_terms(
 
 @triton.jit
 def flip_kernel(
-    x,
-    a,
-    given,
-    u,
-    tables,
-    scales,
-    batch,
-    inputs,
-    outputs,
-    height,
-    width,
-    out_height,
-    out_width,
-    GROUPS: tl.constexpr,
-    KERNEL_H: tl.constexpr,
-    KERNEL_W: tl.constexpr,
-    STRIDE_H: tl.constexpr,
-    STRIDE_W: tl.constexpr,
-    PADDING_H: tl.constexpr,
-    PADDING_W: tl.constexpr,
-    DILATION_H: tl.constexpr,
-    DILATION_W: tl.constexpr,
-    PLACES: tl.constexpr,
-    INPUTS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    RATIO: tl.constexpr,
-):
+    x, a, given, u, tables, scales,
+    batch, inputs, outputs, height, width, out_height, out_width,
+    GROUPS: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PADDING_H: tl.constexpr, PADDING_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
+    PLACES: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, RATIO: tl.constexpr,
+):  # fmt: skip
     """A tile [PLACES, INPUTS] of u: sums over the kernel's positions and over the outputs. All tensors are contiguous.
 
     The sums are those of the log ratio, with the output states ``given``, or of the flip product, with the gradient in them.

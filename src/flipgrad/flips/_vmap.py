@@ -87,8 +87,7 @@ class WithoutGradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], evaluate: Evaluate, geometry: Any, per_weight: bool, *tensors: Tensor) -> Any:
-        def apply(tensors: Sequence[Tensor], geometry: Geometry | None) -> Tensor:
-            result: Tensor = WithoutGradient.apply(evaluate, geometry, per_weight, *tensors)  # type: ignore[no-untyped-call]
-            return result
+        def again(tensors: Sequence[Tensor], geometry: Geometry | None) -> Any:
+            return WithoutGradient.apply(evaluate, geometry, per_weight, *tensors)  # type: ignore[no-untyped-call]
 
-        return over_draws(apply, info.batch_size, in_dims[3:], tensors, geometry, per_weight=per_weight)
+        return over_draws(again, info.batch_size, in_dims[3:], tensors, geometry, per_weight=per_weight)

@@ -57,26 +57,13 @@ def _convolution(
     if u.numel() == 0:
         return u.to(x.dtype)
     memory = [*(t.detach().to(dtype) for t in (x, a, given, weight)), u]
+    strides = {f"{name}_strides": t.stride() for name, t in zip(("x", "a", "grad", "weight", "u"), memory, strict=True)}
     status = call(
-        function,
-        dtype,
-        *memory,
-        batch=x.shape[0],
-        groups=geometry.groups,
-        in_channels=weight.shape[1],
-        out_channels=weight.shape[0] // geometry.groups,
-        height=x.shape[2],
-        width=x.shape[3],
-        out_height=a.shape[2],
-        out_width=a.shape[3],
-        kernel=tuple(weight.shape[2:]),
-        stride=geometry.stride,
-        padding=geometry.padding,
-        dilation=geometry.dilation,
-        largest_weight=largest(memory[3]),
-        scale=noise.scale,
-        **{f"{name}_strides": t.stride() for name, t in zip(("x", "a", "grad", "weight", "u"), memory, strict=True)},
-    )
+        function, dtype, *memory,
+        batch=x.shape[0], in_channels=weight.shape[1], out_channels=weight.shape[0] // geometry.groups,
+        height=x.shape[2], width=x.shape[3], out_height=a.shape[2], out_width=a.shape[3], kernel=tuple(weight.shape[2:]),
+        largest_weight=largest(memory[3]), scale=noise.scale, **geometry._asdict(), **strides,
+    )  # fmt: skip
     # Only flip products have weights that are too large.
     return vectorized.flip_product(x, a, given, weight, noise, geometry) if status == WEIGHTS_TOO_LARGE else u.to(x.dtype)
 

@@ -1,7 +1,7 @@
 r"""Sums over flips as a few ordinary products, to a tolerance, for every noise.
 
 The term of one weight splits into a difference, which is odd in the weight, and a curvature, which is even in it (see
-``_basis``). The flip product is
+:mod:`flipgrad.flips.form`). The flip product is
 
 .. math:: u_i = \sum_j \big[E(a_j, w_{ji}) + x_i\, O(a_j, w_{ji})\big] g_j
     \approx \sum_j \Big[\sum_r e_r(a_j)\, v_r(w_{ji}) + x_i \sum_r o_r(a_j)\, q_r(w_{ji})\Big] g_j .
@@ -43,8 +43,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flipgrad.flips._basis import difference_and_curvature
-from flipgrad.flips.form import Coefficients, Form
+from flipgrad.flips.form import Coefficients, Form, difference_and_curvature
 from flipgrad.flips.ordinary import Geometry, input_gradient, weight_gradient
 from flipgrad.native import library
 from flipgrad.native.library import call, floats
@@ -65,55 +64,54 @@ def flip_product(
     """:func:`flipgrad.flips.flip_product` by a form for these weights."""
     dtype, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
     x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
-    groups = 1 if geometry is None else geometry.groups
-    fused = geometry is None and fused_product_pays(x)
-    if fused:
-        x, weight = x.contiguous(), weight.contiguous()
-    else:
-        difference_weight, curvature_weight = weight_functions(weight, form, groups)
+    if geometry is not None or not fused_product_pays(x):
+        return _per_unit(x, a, grad, weight, noise, form, geometry, ratio=False).to(dtype)
+    weight = weight.contiguous()
 
     def examples(x: Tensor, a: Tensor, grad: Tensor) -> Tensor:
-        differences, curvatures = flip_functions(a, grad, noise, form, groups)
-        if fused:
-            return fused_product(x, differences.contiguous(), curvatures.contiguous(), weight, form)
-        u = input_gradient(differences, difference_weight, x, geometry)
-        # Times x twice, not once: a zero is no unit.
-        if not form.curvature:
-            return u.mul_(x).mul_(x)
-        # Its memory is good for the next result.
-        del differences
-        return combine(u, input_gradient(curvatures, curvature_weight, x, geometry), x)
+        differences, curvatures = flip_functions(a, grad, noise, form, 1)
+        return fused_product(x, differences.contiguous(), curvatures.contiguous(), weight, form)
 
-    return _by_examples(examples, x, a, grad).to(dtype)
+    return _by_examples(examples, x.contiguous(), a, grad).to(dtype)
 
 
 def log_ratio(
     x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, form: Form, geometry: Geometry | None = None
 ) -> Tensor:
     """:func:`flipgrad.flips.log_ratio` by a flip product's form for these weights."""
-    form, groups = with_curvature(form), 1 if geometry is None else geometry.groups
-    difference_weight, curvature_weight = weight_functions(weight, form, groups)
+    return _per_unit(x, a, states, weight, noise, with_curvature(form), geometry, ratio=True)
 
-    def examples(x: Tensor, a: Tensor, states: Tensor) -> Tensor:
-        differences, curvatures = log_functions(a, states, noise, form, groups)
-        u = input_gradient(differences, difference_weight, x, geometry)
+
+def _per_unit(
+    x: Tensor, a: Tensor, given: Tensor, weight: Tensor, noise: Noise, form: Form, geometry: Geometry | None, *, ratio: bool
+) -> Tensor:
+    """The log ratio with the output states that are ``given``, or the flip product with the gradient in them.
+
+    A flip product's differences are multiplied by x squared and its curvatures by x, a log ratio's the other way round.
+    """
+    groups = 1 if geometry is None else geometry.groups
+    difference_weight, curvature_weight = weight_functions(weight, form, groups)
+    functions = log_functions if ratio else flip_functions
+
+    def examples(x: Tensor, a: Tensor, given: Tensor) -> Tensor:
+        differences, curvatures = functions(a, given, noise, form, groups)
+        odd = input_gradient(differences, difference_weight, x, geometry)
+        if not form.curvature:
+            return odd.mul_(x).mul_(x)
         # Its memory is good for the next result.
         del differences
-        return combine(input_gradient(curvatures, curvature_weight, x, geometry), u, x)
+        even = input_gradient(curvatures, curvature_weight, x, geometry)
+        twice, once = (even, odd) if ratio else (odd, even)
+        # Times x at the end, so that a zero, which is no unit, gets 0.
+        return torch.addcmul(once, twice, x, out=twice).mul_(x)
 
-    return _by_examples(examples, x, a, states)
+    return _by_examples(examples, x, a, given)
 
 
 def slope_product(
-    x: Tensor,
-    share: Tensor,
-    a: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    noise: Noise,
-    form: Form,
+    x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, form: Form,
     geometry: Geometry | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """:func:`flipgrad.flips.slope_product` by a flip product's form for these weights."""
     form, shared = with_curvature(form), share * x
     parts = _mixed(_slope_parts(a, grad, form, noise), form, noise)
@@ -122,11 +120,6 @@ def slope_product(
         for function, value in zip(functions, values, strict=True):
             result += function * weight_gradient(value, weight, units, geometry)
     return result
-
-
-def combine(twice: Tensor, once: Tensor, x: Tensor) -> Tensor:
-    """``twice`` times x squared, plus ``once`` times x, in the memory of ``twice``; a zero of x is no unit and gets 0."""
-    return torch.addcmul(once, twice, x, out=twice).mul_(x)
 
 
 def _by_examples(function: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, a: Tensor, given: Tensor) -> Tensor:
@@ -293,18 +286,10 @@ def fused_product(x: Tensor, differences: Tensor, curvatures: Tensor, weight: Te
     The tensors are contiguous float32: ``x`` [B, in], ``weight`` [out, in] and the two of :func:`flip_functions`. The result
     does not depend on the number of threads.
     """
-    u = torch.empty_like(x)
-    call(
-        "product",
-        torch.float32,
-        *(differences, curvatures, weight, x, u),
-        batch=len(x),
-        inputs=weight.shape[1],
-        outputs=weight.shape[0],
-        differences=len(form.difference),
-        curvatures=len(form.curvature),
-        **_coefficients(form),
-    )
+    u, (outputs, inputs) = torch.empty_like(x), weight.shape
+    sizes = {"batch": len(x), "inputs": inputs, "outputs": outputs}
+    ranks = {"differences": len(form.difference), "curvatures": len(form.curvature)}
+    call("product", torch.float32, differences, curvatures, weight, x, u, **sizes, **ranks, **_coefficients(form))
     return u
 
 

@@ -111,18 +111,9 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, with where it came from."""
-        reference = asdict(self.reference)
-        del reference["gradient"]
-        return {
-            "estimators": {name: asdict(measured) for name, measured in self.estimators.items()},
-            "reference": reference,
-            "samples": self.samples,
-            "points": self.points,
-            "confidence": CONFIDENCE,
-            "cosine_share": COSINE_SHARE,
-            "seed": self.seed,
-            **files.provenance(),
-        }
+        result = {**asdict(self), "confidence": CONFIDENCE, "cosine_share": COSINE_SHARE, **files.provenance()}
+        del result["reference"]["gradient"]
+        return result
 
     def write(self, path: Path | str, **more: object) -> None:
         """Write the result, and what ``more`` is to be told, as JSON."""

@@ -20,15 +20,13 @@ def logistic_states(a: Tensor, scale: float, seed: int, offset: int = 0) -> Tens
     of F(a) and F(-a), computed in float32, has a relative error of about 2e-7 besides.
     """
     _check(seed, offset, a=a)
-    states: Tensor = torch.ops.flipgrad.sample_states_native(a, scale, seed, offset)
-    return states
+    return _sampled("sample_states_native", a, scale, seed, offset)
 
 
 def states_from_probability(probability: Tensor, seed: int, offset: int = 0) -> Tensor:
     """States +1 with the given ``probability``, rounded to 2**-32, else -1."""
     _check(seed, offset, probability=probability)
-    states: Tensor = torch.ops.flipgrad.sample_states_from_probability_native(probability, seed, offset)
-    return states
+    return _sampled("sample_states_from_probability_native", probability, seed, offset)
 
 
 def mean_slopes(a: Tensor, x: Tensor, scale: float, t: float, samples: int, seed: int, offset: int = 0) -> Tensor:
@@ -42,8 +40,7 @@ def mean_slopes(a: Tensor, x: Tensor, scale: float, t: float, samples: int, seed
     temperature, and ``scale`` that of the noise Z.
     """
     _check(seed, offset, a=a, x=x)
-    slopes: Tensor = torch.ops.flipgrad.mean_slopes_native(x * a, scale, t, samples, seed, offset)
-    return slopes
+    return _sampled("mean_slopes_native", x * a, scale, t, samples, seed, offset)
 
 
 def _check(seed: int, offset: int, **tensors: Tensor) -> None:
@@ -52,43 +49,39 @@ def _check(seed: int, offset: int, **tensors: Tensor) -> None:
         raise InputError(f"seed={seed}, offset={offset}: both must be from 0 to 2**63 - 1")
 
 
-def _sample(function: str, given: Tensor, dtype: torch.dtype, **fields: Any) -> Tensor:
-    # Numbered as they lie in memory, so that no layout is copied but one with gaps.
-    out = torch.empty_like(given, dtype=dtype)
-    numbers = given.detach().to(dtype)
-    if numbers.stride() != out.stride():
-        numbers = torch.empty_like(out).copy_(numbers)
-    call(function, dtype, numbers, out, count=out.numel(), **fields)
-    return out.to(given.dtype)
+def _sampled(operator: str, t: Tensor, *numbers: object) -> Tensor:
+    result: Tensor = getattr(torch.ops.flipgrad, operator)(t, *numbers)
+    return result
 
 
-def _sample_logistic(a: Tensor, scale: float, seed: int, offset: int) -> Tensor:
-    return _sample("sample_logistic", a, computed_in(a.dtype), scale=scale, seed=seed, offset=offset)
+def _register(name: str, function: str, fields: str, dtype: torch.dtype | None = None) -> None:
+    """Make an operator of a ``function`` of the library: of a tensor, computed in ``dtype``, and the numbers in ``fields``."""
+    # Of the arguments "float scale, int seed" the names.
+    names = fields.replace(",", "").split()[1::2]
 
-
-def _sample_probability(probability: Tensor, seed: int, offset: int) -> Tensor:
-    return _sample("sample_probability", probability, computed_in(probability.dtype), scale=1.0, seed=seed, offset=offset)
-
-
-def _mean_slopes(xa: Tensor, scale: float, t: float, samples: int, seed: int, offset: int) -> Tensor:
-    return _sample("mean_slopes", xa, torch.float32, scale=scale, seed=seed, offset=offset, draws=samples, t=t)
-
-
-def _register(name: str, arguments: str, implementation: Any) -> None:
-    """An operator of a tensor and numbers, under ``torch.vmap`` too."""
-    torch.library.define(f"flipgrad::{name}", f"({arguments}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-    torch.library.impl(f"flipgrad::{name}", "cpu", implementation)
-    torch.library.register_fake(f"flipgrad::{name}", lambda t, *_: torch.empty_like(t))
+    def implementation(t: Tensor, *numbers: Any) -> Tensor:
+        wanted = dtype or computed_in(t.dtype)
+        # Numbered as they lie in memory, so that no layout is copied but one with gaps.
+        out = torch.empty_like(t, dtype=wanted)
+        given = t.detach().to(wanted)
+        if given.stride() != out.stride():
+            given = torch.empty_like(out).copy_(given)
+        call(function, wanted, given, out, count=out.numel(), **{"scale": 1.0, **dict(zip(names, numbers, strict=True))})
+        return out.to(t.dtype)
 
     def over_draws(info: object, in_dims: tuple[int | None, ...], t: Tensor, *numbers: object) -> tuple[Tensor, int]:
         """Units are told apart by their index, so that many draws are one large tensor."""
         if in_dims[0] is None:
             raise InputError("sampling under torch.vmap: the draws share their pre-activations; expand these to one for each")
-        return getattr(torch.ops.flipgrad, name)(t.movedim(in_dims[0], 0), *numbers), 0
+        return _sampled(name, t.movedim(in_dims[0], 0), *numbers), 0
 
-    torch.library.register_vmap(f"flipgrad::{name}", over_draws)
+    operator = f"flipgrad::{name}"
+    torch.library.define(operator, f"(Tensor given, {fields}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(operator, "cpu", implementation)
+    torch.library.register_fake(operator, lambda t, *_: torch.empty_like(t))
+    torch.library.register_vmap(operator, over_draws)
 
 
-_register("sample_states_native", "Tensor a, float scale, int seed, int offset", _sample_logistic)
-_register("sample_states_from_probability_native", "Tensor probability, int seed, int offset", _sample_probability)
-_register("mean_slopes_native", "Tensor xa, float scale, float t, int samples, int seed, int offset", _mean_slopes)
+_register("sample_states_native", "sample_logistic", "float scale, int seed, int offset")
+_register("sample_states_from_probability_native", "sample_probability", "int seed, int offset")
+_register("mean_slopes_native", "mean_slopes", "float scale, float t, int draws, int seed, int offset", torch.float32)
