@@ -137,10 +137,11 @@ def _over_weights(
         return of(fixed)
     sizes = [layer.weight.numel() for layer in drawn]
     if sum(sizes) >= WEIGHT_BUDGET.bit_length():
+        most = WEIGHT_BUDGET.bit_length() - 1
         raise InputError(
-            f"exact: {sum(sizes)} binary weights are drawn and have 2^{sum(sizes)} configurations, over the budget of "
-            f"2^{WEIGHT_BUDGET.bit_length() - 1}; up to {WEIGHT_BUDGET.bit_length() - 1} drawn weights fit (2 inputs and layers of "
-            "2 and 3 units have 10), or any number with weight_noise=None. Estimate others with flipgrad.bounds.expected_loss"
+            f"exact: {sum(sizes)} binary weights are drawn, which have 2^{sum(sizes)} configurations; the budget is 2^{most}: "
+            f"up to {most} drawn weights fit (those of 2 inputs and layers of 2 and 3 units are 10), or any number with "
+            "weight_noise=None. Estimate others with flipgrad.bounds.expected_loss"
         )
     bits = enumerate_states((sum(sizes),), drawn[0].weight.detach())
     split = zip(drawn, bits.split(sizes, 1), strict=True)
