@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flipgrad.plots.examples import CLASSES, MARKS, cards, picture
+from flipgrad.plots.report import CLASSES, MARKS, cards, picture
 from flipgrad.plots.runs import Example
 
 
@@ -59,8 +59,6 @@ def test_every_member_is_a_stroke():
     members = [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]]
     (card,) = cards([example([0.6, 0.4], members=members)], [])
     assert card.bars[0].marks == [0.2, 0.7, 0.9]
-    assert card.bars[0].path == "M20.0 0v10M70.0 0v10M90.0 0v10"
-    assert card.bars[0].members_range == ", members 20% to 90%"
     assert (card.agreeing, card.members) == (2, 3)
 
 
@@ -74,7 +72,7 @@ def test_of_many_members_the_extremes_and_some_between_are_marked():
 
 def test_an_example_without_members():
     (card,) = cards([example([0.5, 0.5], members=np.empty((0, 2)))], [])
-    assert (card.members, card.bars[0].path, card.bars[0].members_range) == (0, "", "")
+    assert (card.members, card.bars[0].marks) == (0, [])
 
 
 def test_points_of_a_plane_have_their_place_in_it():

@@ -35,8 +35,8 @@ def entry(method: str, augment: str, n: int = EPOCHS, rate: float | None = 0.012
         "accuracy_1": curve(0.1, 0.6 - 0.02 * k, n),
         "accuracy_n": curve(0.1, 0.7 - 0.02 * k, n),
     }
-    relaxed = method in RELAXED
-    return {"method": method, "augment": augment, "rate": rate, "relaxed": relaxed, "diverged": None, "curves": curves, **more}
+    about = {"method": method, "augment": augment, "searched": False, "starred": False, "relaxed": method in RELAXED}
+    return {**about, "rate": rate, "trials": [], "diverged": None, "curves": curves, "seconds": 1.0, **more}
 
 
 def stored(tmp_path, value) -> object:

@@ -15,11 +15,15 @@ LAYERS = ["layer 1", "layer 2", "head", "all"]
 
 def net(name: str) -> dict:
     numbers = {"rmse": [0.2, 1.0, 0.5, 0.4], "bias": [0.1, 0.0, 0.2, 0.1], "bias_low": [0.05, 0, 0, 0.01]}
+    numbers |= dict.fromkeys(("bias_high", "std", "cosine"), [0.3] * 4)
     cost = {option: 1 + 0.2 * k for k, option in enumerate(OPTIONS)}
     return {
         "name": name,
         "title": f"{name},\ntrained",
+        "wide": False,
+        "reference": "the exact gradient",
         "layers": LAYERS,
+        "draws": {},
         "options": dict.fromkeys(OPTIONS, numbers),
         "cost": cost,
     }
@@ -32,7 +36,7 @@ def grid(title: str) -> dict:
         for rate in (0.1, 0.2, 0.6)
     ]
     cost = {option: 1 + 0.2 * k for k, option in enumerate(OPTIONS)}
-    return {"title": title, "rates": [0.1, 0.2, 0.6], "epochs": 2, "runs": runs, "cost": cost}
+    return {"title": title, "words": "few images", "rates": [0.1, 0.2, 0.6], "epochs": 2, "runs": runs, "cost": cost}
 
 
 @pytest.fixture
@@ -76,9 +80,11 @@ def test_what_is_not_there_is_refused(result, tmp_path):
     with pytest.raises(fg.InputError, match="no network was asked for"):
         by_layer_figure(result, [])
     path, broken = tmp_path / "broken.json", net("first")
+    short = {**net("first"), "options": {"PSA": {"rmse": [0.2]}}}
     broken["options"] = {"PSA": {"rmse": ["much"], "bias": [0], "bias_low": [0]}}
     for nets, message in (
         ({}, "nets: must be a list"),
+        ([short], "'options': 'PSA' must have 4 numbers of each kind, one per layer"),
         ([broken], r"nets\[0\]\.options\.PSA\.rmse\[0\]: must be a finite number"),
     ):
         put(path, {"nets": nets, "grids": []})

@@ -101,6 +101,7 @@ def test_every_curve_is_there_with_words_for_who_cannot_see_it(full):
     assert len(shown.tags("img")) == 3
     bars = [picture["aria-label"] for picture in shown.tags("svg") if picture.get("role") == "img"]
     assert "one: mean 55%, members 30% to 80%" in bars
+    assert any(path.get("d", "").startswith("M30.0 0v10M") for path in shown.tags("path"))
 
 
 def test_the_page_is_sound_html(full):

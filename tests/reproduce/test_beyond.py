@@ -10,12 +10,11 @@ import torch
 from pieces import place
 
 import flipgrad as fg
-from flipgrad.reproduce import Workshop
-from flipgrad.reproduce._training import image_folder
-from flipgrad.reproduce.beyond import networks
-from flipgrad.reproduce.beyond.options import LABELS, WAYS, LastLayer, Net, of_draws
-from flipgrad.reproduce.beyond.results import all_claims, all_sheets
-from flipgrad.reproduce.beyond.trainings import SETTINGS, Grid, Trained, long_trainings
+from flipgrad.plots.options import Grid, Net, Trained
+from flipgrad.reproduce import Workshop, beyond_networks
+from flipgrad.reproduce.beyond import all_claims, all_sheets, long_trainings
+from flipgrad.reproduce.beyond_networks import LABELS, SETTINGS, WAYS, LastLayer, of_draws
+from flipgrad.reproduce.learning import image_folder
 
 
 def gradients(net, x, objective, estimator, noise=None) -> torch.Tensor:
@@ -80,14 +79,14 @@ def test_a_wide_network_is_compared_with_psas_own_expectation(tmp_path):
     shop = Workshop(tmp_path / "shop", "smoke", 0, lambda what, new, total: None)
     config = plan.cell(shop, "cell", "psa:sampled", "none", 0.1).settings
     settings = {**config, "trained": False, "points": 8, "draws": 600}
-    told = networks.reference_cell(settings, place(tmp_path / "reference"))["layers"]
+    told = beyond_networks.reference_cell(settings, place(tmp_path / "reference"))["layers"]
     assert [layer["name"] for layer in told] == ["layer 1", "layer 2", "layer 3", "head", "all"]
     assert all(0 < layer["error"] < 0.3 for layer in told)
     found = {}
     for option in ("psa:sampled", "psa:rao-blackwell", "psa:mean"):
         more = {**settings, "option": option, "way": "one", "option_draws": 200}
         folder = place(tmp_path / option.replace(":", "-"), reference=str(tmp_path / "reference"))
-        found[option] = {layer["name"]: layer for layer in networks.option_cell(more, folder)["layers"]}
+        found[option] = {layer["name"]: layer for layer in beyond_networks.option_cell(more, folder)["layers"]}
     # Both have that expectation: two intervals of 95 % and four layers each, and none may be missed by this seed.
     for option in ("psa:sampled", "psa:rao-blackwell"):
         assert all(layer["bias_low"] == 0 for layer in found[option].values())

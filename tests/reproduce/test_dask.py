@@ -12,8 +12,7 @@ import pytest
 from pieces import attempts, count, counting, fail, refuse
 
 import flipgrad as fg
-from flipgrad.reproduce._cells import Cell
-from flipgrad.reproduce._runners import CellError, DaskRunner
+from flipgrad.reproduce._cells import Cell, CellError, DaskRunner
 
 distributed = pytest.importorskip("distributed")
 # Threads and sockets of the library's event loop are still about when a test ends.
@@ -138,7 +137,7 @@ def test_the_cells_of_a_killed_worker_are_run_again_and_counted_once(tmp_path, p
 
 
 def test_no_scheduler_is_bad_input(monkeypatch, tmp_path):
-    monkeypatch.setattr("flipgrad.reproduce._runners.CONNECT", 0.3)
+    monkeypatch.setattr("flipgrad.reproduce._cells.CONNECT", 0.3)
     with pytest.raises(fg.InputError, match=r"--dask tcp://127\.0\.0\.1:1: no Dask scheduler answers there"):
         DaskRunner("tcp://127.0.0.1:1").run([counting(0)], tmp_path, lambda name, new: None)
 

@@ -10,9 +10,11 @@ import pytest
 from pieces import place, silent
 
 import flipgrad as fg
-from flipgrad.reproduce import EXPERIMENTS, SCALES, Workshop, costs, keep, learning, timing, toy, write_report
-from flipgrad.reproduce._training import GUESSING, TrainingCurves, TrainingPlan, image_folder, train_cell
+from flipgrad.plots.learning import GUESSING, Training
+from flipgrad.plots.timing import Method, Times, TimingFile
+from flipgrad.reproduce import EXPERIMENTS, SCALES, Workshop, experiments, keep, learning, timing, toy, write_report
 from flipgrad.reproduce.experiments import in_the_papers_order
+from flipgrad.reproduce.learning import TrainingPlan, image_folder, train_cell
 
 QUICK = TrainingPlan("digits", 1.0, 64, 32, 32, epochs=2, trials=2, trial_epochs=1, trial_images=32)
 
@@ -94,7 +96,7 @@ def test_an_unknown_augmentation_is_refused(tmp_path):
         EXPERIMENTS["cifar"].reproduce(shop)
 
 
-def run(method: str, losses, relaxed=None, *, rate=0.1, diverged=None, accuracy=0.7, held_out=1.0) -> TrainingCurves:
+def run(method: str, losses, relaxed=None, *, rate=0.1, diverged=None, accuracy=0.7, held_out=1.0) -> Training:
     n = len(losses)
     curves = {
         "train_loss": losses,
@@ -102,10 +104,10 @@ def run(method: str, losses, relaxed=None, *, rate=0.1, diverged=None, accuracy=
         "accuracy_n": [accuracy] * n,
         "loss": [held_out] * n,
     }
-    return TrainingCurves(method, "flip-crop", True, False, relaxed is not None, rate, [], diverged, curves, 1.0)
+    return Training(method, "flip-crop", True, False, relaxed is not None, rate, [], diverged, curves, 1.0)
 
 
-def as_in_the_paper() -> dict[str, TrainingCurves]:
+def as_in_the_paper() -> dict[str, Training]:
     falling = [2.0, 1.8, 1.5, 1.2, 1.0, 0.9, 0.8, 0.75, 0.7, 0.69]
     stalling = [2.0, 1.7, 1.5, 1.4, 1.4, 1.4, 1.4, 1.4, 1.45, 1.5]
     relaxed = {name: run(name, stalling, falling) for name in ("Tanh", "Concrete 1", "LocalReparam")}
@@ -185,13 +187,15 @@ def test_claims_about_the_toy_example_follow_the_numbers():
 
 def test_the_papers_times():
     """Its ratios to Tanh, as the paper's table has them."""
-    assert timing.PAPER["PSA"].step / timing.PAPER["Tanh"].step == pytest.approx(0.069 / 0.016)
-    assert timing.PAPER["ST"].step == pytest.approx(0.020)
-    slow = {**timing.PAPER, "PSA": timing.Times(0.1, 0.1, 500, 14)}
-    assert [claim.holds for claim in timing.claims(timing.PAPER)] == [True, True, True]
+    steps = {name: times.forward + times.backward for name, times in timing.PAPER.items()}
+    assert steps["PSA"] / steps["Tanh"] == pytest.approx(0.069 / 0.016)
+    assert steps["ST"] == pytest.approx(0.020)
+    paper = {name: Method(times, times) for name, times in timing.PAPER.items()}
+    slow = {**paper, "PSA": Method(timing.PAPER["PSA"], Times(0.1, 0.1, 500, 14))}
+    assert [claim.holds for claim in timing.claims(TimingFile(paper, "Tanh", 1))] == [True, True, True]
     # Slow is PSA, in a step and in an epoch, not ST.
-    assert [claim.holds for claim in timing.claims(slow)] == [False, True, False]
-    sheet = timing.table(timing.PAPER)
+    assert [claim.holds for claim in timing.claims(TimingFile(slow, "Tanh", 1))] == [False, True, False]
+    sheet = timing.table(TimingFile(paper, "Tanh", 1))
     assert sheet.rows[0][:3] == ["PSA", "0.013 (2.60)", "0.013 (2.60)"]
     assert str(sheet).splitlines()[2].count("|") == len(sheet.head) + 1
 
@@ -209,15 +213,15 @@ def test_every_experiment_has_its_place_in_the_page_and_its_cost():
 
 def test_costs_are_measured_where_it_was_run_and_estimated_elsewhere(tmp_path):
     cifar, rmse = EXPERIMENTS["cifar"], EXPERIMENTS["rmse"]
-    assert costs.cost(cifar, "small", tmp_path, 2.0, workers=2) == costs.Cost(cifar.seconds[1], measured=False)
-    assert costs.cost(rmse, "small", tmp_path, 2.0, workers=2).seconds == 2 * rmse.seconds[1]
+    assert experiments.cost(cifar, "small", tmp_path, 2.0, workers=2) == (cifar.seconds[1], False)
+    assert experiments.cost(rmse, "small", tmp_path, 2.0, workers=2)[0] == 2 * rmse.seconds[1]
     record = {"scale": "small", "seconds": 12.5, **fg.files.provenance()}
     fg.files.write_json(tmp_path / "cifar.json", record)
-    assert costs.cost(cifar, "small", tmp_path, 2.0) == costs.Cost(12.5, measured=True)
-    assert not costs.cost(cifar, "paper", tmp_path, 2.0).measured
+    assert experiments.cost(cifar, "small", tmp_path, 2.0) == (12.5, True)
+    assert not experiments.cost(cifar, "paper", tmp_path, 2.0)[1]
     fg.files.write_json(tmp_path / "cifar.json", {**record, "machine": {**record["machine"], "cores": 1000}})
-    assert not costs.cost(cifar, "small", tmp_path, 2.0).measured
-    assert 0 < costs.probe() < 10
+    assert not experiments.cost(cifar, "small", tmp_path, 2.0)[1]
+    assert 0 < experiments.probe() < 10
 
 
 def claims_file(folder: Path, name: str, title: str) -> None:

@@ -10,9 +10,10 @@ from pieces import silent
 
 import flipgrad as fg
 from flipgrad import reproduce
+from flipgrad.plots.accuracy import Measurement
 from flipgrad.reproduce import EXPERIMENTS, SCALES, Claim, Workshop
 from flipgrad.reproduce._workshop import ToyNet
-from flipgrad.reproduce.accuracy import Accuracies, advantage_grows, cosine_claims, rmse_claims
+from flipgrad.reproduce.accuracy import advantage_grows, cosine_claims, read, rmse_claims
 from pictures import render_nothing, render_roughly
 
 # In one process: all of them need the figures, which take half a minute.
@@ -94,10 +95,10 @@ def test_an_interruption_loses_one_estimator_at_most(tmp_path, folder, monkeypat
     kept = json.loads((tmp_path / f"cut/measured/5-5-5-epoch-1-{SAMPLES}.json").read_text())["estimators"]
     assert list(kept) == ["REINFORCE"]
     EXPERIMENTS["rmse"].reproduce(Workshop(tmp_path / "cut", "smoke", 0, silent))
-    whole = Accuracies.read(folder / f"measured/5-5-5-epoch-1-{SAMPLES}.json")
-    resumed = Accuracies.read(tmp_path / f"cut/measured/5-5-5-epoch-1-{SAMPLES}.json")
+    whole = read(folder / f"measured/5-5-5-epoch-1-{SAMPLES}.json")
+    resumed = read(tmp_path / f"cut/measured/5-5-5-epoch-1-{SAMPLES}.json")
     for name in ("REINFORCE", "ARM", "PSA"):
-        assert whole.layer(name, "layer 1") == resumed.layer(name, "layer 1")
+        assert whole["layer 1"][name] == resumed["layer 1"][name]
 
 
 def test_other_settings_in_the_folder_are_refused(folder, tmp_path):
@@ -136,26 +137,21 @@ def test_scales_grow_to_the_papers():
     assert SCALES["paper"].epochs == SCALES["small"].epochs == (1, 100, 2000)
 
 
-def entry(rmse: float, bias: float, low: float, cosine: float = 0.5) -> dict:
-    layers = [
-        {
-            "name": f"layer {k}",
-            "samples": [1, 1000],
-            "rmse": [rmse, bias],
-            "cosine_mean": [cosine, cosine],
-            "cosine_low": [cosine, cosine],
-            "bias": bias,
-            "bias_low": low,
-            "bias_high": 2 * bias,
-        }
-        for k in (1, 2, 3)
-    ]
-    return {"layers": layers, "unbiased": low == 0}
+def entry(rmse: float, bias: float, low: float, cosine: float = 0.5) -> Measurement:
+    cosines = {key: [cosine, cosine] for key in ("cosine_mean", "cosine_low", "cosine_high")}
+    spread = dict.fromkeys(("std", "std_low", "std_high"), rmse)
+    biases = {"bias": bias, "bias_low": low, "bias_high": 2 * bias}
+    return Measurement("layer", [1, 1000], [rmse, bias], **cosines, **biases, **spread, unbiased=low == 0)
+
+
+def table(**estimators: Measurement) -> dict:
+    """The same in every layer."""
+    return {f"layer {k}": estimators for k in (1, 2, 3)}
 
 
 def test_claims_follow_the_numbers():
-    good = Accuracies({"PSA": entry(0.1, 0.02, 0), "ST": entry(0.2, 0.1, 0.09), "ARM": entry(9, 0.3, 0)})
-    bad = Accuracies({"PSA": entry(0.4, 0.02, 0.01), "ST": entry(0.2, 0.1, 0.09), "ARM": entry(9, 0.3, 0, -0.1)})
+    good = table(PSA=entry(0.1, 0.02, 0), ST=entry(0.2, 0.1, 0.09), ARM=entry(9, 0.3, 0))
+    bad = table(PSA=entry(0.4, 0.02, 0.01), ST=entry(0.2, 0.1, 0.09), ARM=entry(9, 0.3, 0, -0.1))
     assert [claim.holds for claim in rmse_claims(good)] == [True, True, True]
     assert [claim.holds for claim in rmse_claims(bad)] == [False, False, False]
     assert [claim.holds for claim in cosine_claims({1: good})] == [True, False]
@@ -167,7 +163,7 @@ def test_claims_follow_the_numbers():
 def test_growing_advantage_needs_every_step():
     tables = {}
     for name, arm in (("small", 1.0), ("middle", 3.0), ("large", 2.0)):
-        tables[name] = [Accuracies({"PSA": entry(0.1, 0.02, 0), "ARM": entry(factor * arm, 0.3, 0)}) for factor in (0.5, 2.0)]
+        tables[name] = [table(PSA=entry(0.1, 0.02, 0), ARM=entry(factor * arm, 0.3, 0)) for factor in (0.5, 2.0)]
     claim = advantage_grows(tables, "PSA", "width")
     assert not claim.holds
     assert "10 (5 to 20) for small, 30 (15 to 60) for middle, 20 (10 to 40) for large" in claim.numbers

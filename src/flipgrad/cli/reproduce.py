@@ -11,7 +11,8 @@ from rich.table import Table
 from flipgrad.cli._shared import working
 from flipgrad.errors import InputError
 from flipgrad.plots.report import duration
-from flipgrad.reproduce import EXPERIMENTS, SCALES, DaskRunner, LocalRunner, Workshop, costs, keep, write_report
+from flipgrad.reproduce import EXPERIMENTS, SCALES, DaskRunner, LocalRunner, Workshop, keep, write_report
+from flipgrad.reproduce.experiments import PROBE, cost, probe
 from flipgrad.sampling import check_seed
 
 RESULTS = Path("results")
@@ -83,11 +84,11 @@ def _make(names: list[str], console: Console, folder: Path, scale: str, seed: in
 
 
 def _list(output: Path | None, workers: int | None) -> Table:
-    speed = costs.probe() / costs.PROBE
+    speed = probe() / PROBE
     table = Table("name", "figure", *SCALES, caption="Time on this machine: measured, or ≈ estimated from recorded times")
     for experiment in EXPERIMENTS.values():
-        found = [costs.cost(experiment, scale, output or RESULTS / scale, speed, workers) for scale in SCALES]
-        times = [duration(cost.seconds) if cost.measured else f"≈ {_rough(cost.seconds)}" for cost in found]
+        costs = [cost(experiment, scale, output or RESULTS / scale, speed, workers) for scale in SCALES]
+        times = [duration(seconds) if measured else f"≈ {_rough(seconds)}" for seconds, measured in costs]
         table.add_row(experiment.name, experiment.title, *times)
     return table
 

@@ -3,7 +3,7 @@
 from flipgrad.plots.accuracy import Panel, cosine_figure, layers, rmse_figure
 from flipgrad.plots.bias import bias_and_spread_figure
 from flipgrad.plots.charts import training_curve
-from flipgrad.plots.learning import cifar, cifar_extra, muprop_figure
+from flipgrad.plots.learning import learning_figure, muprop_figure
 from flipgrad.plots.options import by_layer_figure, over_rates_figure
 from flipgrad.plots.report import report
 from flipgrad.plots.style import saved
@@ -15,7 +15,6 @@ __all__ = [
     "bias_and_spread",
     "by_layer",
     "cifar",
-    "cifar_extra",
     "cosine",
     "layers",
     "muprop",
@@ -32,6 +31,6 @@ __all__ = [
 bias_and_spread = saved(bias_and_spread_figure)
 by_layer, over_rates = saved(by_layer_figure), saved(over_rates_figure)
 cosine, rmse = saved(cosine_figure), saved(rmse_figure)
-muprop = saved(muprop_figure)
+cifar, muprop = saved(learning_figure), saved(muprop_figure)
 scaling, timing = saved(scaling_figure), saved(timing_figure)
 toy_example, toy_training = saved(toy_example_figure), saved(toy_training_figure)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import atan2, degrees, floor, log10
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -164,10 +164,7 @@ def _load(path: Path) -> ResultFile:
     return load(path, ResultFile, missing=missing, broken=broken)
 
 
-Layer = TypeVar("Layer", Measurement, LayerError)
-
-
-def _named(name: str, layers: Sequence[Layer], where: str) -> Layer:
+def _named(name: str, layers: Sequence[Any], where: str) -> Any:
     for layer in layers:
         if layer.name == name:
             return layer

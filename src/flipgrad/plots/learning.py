@@ -4,10 +4,12 @@ Figure 4 and those of appendix C.2 of the paper: Shekhovtsov, Yanush, Flach. Pat
 Stochastic Binary Networks. NeurIPS 2020.
 """
 
+from __future__ import annotations
+
 import colorsys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import log, nan
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,14 @@ from numpy.typing import NDArray
 from flipgrad.errors import InputError
 from flipgrad.plots.labels import Ends, label_ends
 from flipgrad.plots.loading import REWRITE, load_field
-from flipgrad.plots.style import SOLID, Style, defaults, grid, ordered, percent_ticks, save, style_of
+from flipgrad.plots.style import SOLID, Style, defaults, grid, ordered, percent_ticks, style_of
 
 TITLES = {"none": "no augmentation", "affine": "affine augmentation", "flip-crop": "flip & crop augmentation"}
 # Dashes of relaxed objectives and of one-sample accuracies.
 DOTS = (1.0, 1.3)
+
+# The loss of guessing one of ten classes.
+GUESSING = log(10)
 
 Numbers = NDArray[np.float64]
 
@@ -50,16 +55,23 @@ EXPECTED = Kind("training loss (expected loss)", "train_loss", smoothed=False)
 
 @dataclass(frozen=True)
 class Training:
-    """One training: values by epoch (fewer where it diverged), and its learning rate, None if the search found none."""
+    """One training, as it is stored, and as figures and claims look at it.
+
+    Figures call its estimator ``method``, mark its rate if that was ``searched`` for and the figure is ``starred``, and draw a
+    ``relaxed`` objective beside the loss. The ``rate`` is None if all ``trials`` of the search diverged; ``diverged`` says what
+    happened if the training came to no end. The ``curves`` have a number for every epoch, None where it is not finite.
+    """
 
     method: str
     augment: str
+    searched: bool
+    starred: bool
     relaxed: bool
+    rate: float | None
+    trials: list[Any]
+    diverged: str | None
     curves: dict[str, list[float | None]]
-    rate: float | None = None
-    diverged: str | None = None
-    searched: bool = False
-    starred: bool = False
+    seconds: float
 
     @property
     def label(self) -> str:
@@ -71,6 +83,35 @@ class Training:
         """The numbers up to the first that is none; empty where the training came to no epoch."""
         values = np.array([*self.curves.get(key, []), None], dtype=np.float64)
         return values[: np.isnan(values).argmax()]
+
+    def values(self, key: str) -> list[float]:
+        """The numbers of a curve, without those that are none."""
+        return [value for value in self.curves.get(key, []) if value is not None]
+
+    def last(self, key: str) -> float:
+        """The mean of the last fifth of a curve, which is less noisy than its last value; NaN where there is none."""
+        values = self.values(key)
+        tail = values[-max(1, len(values) // 5) :]
+        return sum(tail) / len(tail) if tail else nan
+
+    @property
+    def end(self) -> float:
+        """The training loss at the end."""
+        return self.last("train_loss")
+
+    @property
+    def told(self) -> str:
+        """The training loss at the end for a person."""
+        return f"{self.method} {self.end:.3f}{' (diverged)' if self.diverged else ''}"
+
+    @property
+    def told_rate(self) -> str:
+        """The rate for a person."""
+        return "none" if self.rate is None else f"{self.rate:.2g}"
+
+    def has_a_tenth_of_the_rate_of(self, other: Training) -> bool:
+        """Whether both have a rate, and this one's is a tenth of the other's or less."""
+        return self.rate is not None and other.rate is not None and self.rate <= 0.1 * other.rate
 
 
 # Trainings, and what their curves look like.
@@ -89,23 +130,13 @@ def read(result: Path) -> dict[str, list[Training]]:
     return {augment: runs for augment, runs in found.items() if runs}
 
 
-def cifar(result: Path, output: Path) -> list[Path]:
-    """Draw training losses and validation accuracies, as ``output``.png and .pdf; a column for every augmentation.
+@defaults()
+def learning_figure(result: Path, kinds: Sequence[Kind] = (LOSS, ACCURACY)) -> Figure:
+    """Trainings: a row for every kind of curve and a column for every augmentation, or one row where there is but one.
 
     Solid losses are the binary network's expected loss, dotted ones the relaxed objective of the method that has one. Solid
     accuracies average 10 samples, dotted ones are of one.
     """
-    return save(learning_figure(result, (LOSS, ACCURACY)), output)
-
-
-def cifar_extra(result: Path, output: Path) -> list[Path]:
-    """Draw validation losses and training accuracies likewise."""
-    return save(learning_figure(result, (VALIDATION, TRAINING)), output)
-
-
-@defaults()
-def learning_figure(result: Path, kinds: Sequence[Kind]) -> Figure:
-    """The figure of `cifar`: rows of ``kinds``, or one row where there is one augmentation."""
     trainings = read(result)
     several, count = len(trainings) > 1, len(trainings)
     figure, every = grid(len(kinds), count) if several else grid(1, len(kinds))
@@ -218,6 +249,6 @@ def _limits(kind: Kind, values: Numbers) -> tuple[float, float]:
     low, high = float(values.min()), float(values.max())
     if kind.percent:
         return max(0.0, 0.96 * low), 1.02 * high
-    high = min(high, 1.3 * log(10))
+    high = min(high, 1.3 * GUESSING)
     margin = 0.05 * max(high - low, 0.02)
     return low - margin, high + margin

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite, log, nan, sqrt
+from math import isfinite, nan, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -15,80 +15,128 @@ from numpy.typing import NDArray
 
 from flipgrad.errors import InputError
 from flipgrad.plots.labels import note
+from flipgrad.plots.learning import GUESSING
 from flipgrad.plots.loading import REWRITE, NotNegative, Positive, load_field
 from flipgrad.plots.style import GREY, defaults, fit, grid, legend, log_ticks, plain, style_of
 
+# The paper's estimator: others are measured by it.
 PAPER = "PSA"
+# The numbers of an option in a layer, all relative to the length of the gradient, of one draw.
+KEYS = ("rmse", "bias", "bias_low", "bias_high", "std", "cosine")
 # What the rows of panels show.
 ROWS = {"rmse": "relative RMSE", "bias": "relative bias", "equal": "RMSE × √time\nover PSA's"}
 # A bias below this share of the largest is not shown apart from others.
 SMALLEST_SHOWN = 1e-3
-# The loss of guessing one of ten classes.
-GUESSING = log(10)
 
-
-@dataclass(frozen=True)
-class Errors:
-    """The relative errors of an option, by layer; a bias whose lower limit is 0 cannot be told from 0."""
-
-    rmse: list[NotNegative]
-    bias: list[NotNegative]
-    bias_low: list[NotNegative]
+# By option and key, a number for every layer.
+ByLayer = dict[str, dict[str, list[float]]]
 
 
 @dataclass(frozen=True)
 class Net:
-    """What options do in the layers of one network, and the time that they take."""
+    """One network in one state.
+
+    Tables call it ``name``, figures ``title``. Errors are relative to the exact gradient, in ``wide`` networks to the mean of
+    very many draws of PSA; ``reference`` says so. The ``layers`` are "front", "layer 1", ..., "head", and "all" of them. The
+    numbers in every layer are by option and key, see :data:`KEYS`, those of several ``draws`` likewise; a bias whose lower
+    limit is 0 cannot be told from 0. The ``cost`` is the time of a gradient over that of PSA.
+    """
 
     name: str
     title: str
+    wide: bool
+    reference: str
     layers: list[str]
-    options: dict[str, Errors]
+    options: ByLayer
+    draws: ByLayer
     cost: dict[str, NotNegative]
 
     def __post_init__(self) -> None:
-        for option, errors in self.options.items():
-            if {len(errors.rmse), len(errors.bias), len(errors.bias_low)} != {len(self.layers)}:
+        for option, numbers in {**self.options, **self.draws}.items():
+            if any(len(numbers.get(key, [])) != len(self.layers) for key in KEYS):
                 raise InputError(f"'options': {option!r} must have {len(self.layers)} numbers of each kind, one per layer")
         if missing := {PAPER, *self.options} - (self.options.keys() & self.cost.keys()):
             raise InputError(f"'options' and 'cost' must hold {', '.join(sorted(missing))}")
 
-    def values(self, option: str, key: str) -> list[float]:
-        """What a row of panels shows of an option."""
-        if key != "equal":
-            return list(getattr(self.options[option], key))
-        pairs = zip(self.options[option].rmse, self.options[PAPER].rmse, strict=True)
-        return [own / theirs * sqrt(self.cost[option]) if theirs else nan for own, theirs in pairs]
+    def value(self, option: str, key: str, layer: str) -> float:
+        """One number."""
+        found = self.options[option] if option in self.options else self.draws[option]
+        return found[key][self.layers.index(layer)]
+
+    def ratio(self, option: str, key: str, layer: str) -> float:
+        """A number over PSA's, NaN where that is 0."""
+        base = self.value(PAPER, key, layer)
+        return self.value(option, key, layer) / base if base else nan
+
+    def std_at_cost(self, option: str, layer: str) -> float:
+        """The standard deviation times the root of the cost, in units of PSA's."""
+        return self.value(option, "std", layer) * sqrt(self.cost[option])
+
+    def equal_cost(self, option: str, layer: str) -> float:
+        """RMSE times the root of the cost, over PSA's: below 1, the same time spent on averaged draws gives a lower error.
+
+        It is so as far as errors are variance; a bias is not averaged away.
+        """
+        return self.ratio(option, "rmse", layer) * sqrt(self.cost[option])
 
 
 @dataclass(frozen=True)
-class Training:
-    """The losses of a training by epoch."""
+class Trained:
+    """One training: the training loss after every epoch, as far as it came."""
 
     method: str
     rate: Positive
     losses: list[float]
     diverged: str | None = None
 
+    def after(self, epochs: float) -> float:
+        """The loss after that many epochs, on a line between whole ones, and at most at the end; NaN if it diverged."""
+        if self.diverged or not self.losses:
+            return nan
+        return float(np.interp(epochs, range(1, len(self.losses) + 1), self.losses))
+
     @property
     def final(self) -> float:
-        """The loss at the end, NaN of a training that diverged."""
-        return self.losses[-1] if self.losses and not self.diverged else nan
+        """The loss at the end; NaN of a training that diverged."""
+        return self.after(len(self.losses))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Trainings with several options at several learning rates, and the time of an epoch by option."""
+    """The trainings of one network: ``words`` say on what, the ``cost`` of a gradient is over that of PSA, by option."""
 
     title: str
+    words: str
     rates: list[Positive]
     epochs: int
-    runs: list[Training]
+    runs: list[Trained]
     cost: dict[str, Positive]
 
     def __post_init__(self) -> None:
         if not self.rates or not self.cost:
             raise InputError("'rates' and 'cost' must not be empty")
+
+    @property
+    def methods(self) -> list[str]:
+        """Their names."""
+        return list(dict.fromkeys(run.method for run in self.runs))
+
+    def of(self, method: str) -> list[Trained]:
+        """The trainings with one option."""
+        return [run for run in self.runs if run.method == method]
+
+    def largest_stable(self, method: str) -> float:
+        """The largest rate at which the training comes to its end with a lower loss than guessing; 0 if none does."""
+        return max((run.rate for run in self.of(method) if run.final < GUESSING), default=0.0)
+
+    def best(self, method: str, epochs: float | None = None) -> float:
+        """The lowest loss over the rates, after some epochs, by default all."""
+        losses = (run.after(epochs or self.epochs) for run in self.of(method))
+        return min(filter(isfinite, losses), default=nan)
+
+    def equal_time(self, method: str) -> float:
+        """The lowest loss over the rates, after the time that the cheapest option takes for all epochs."""
+        return self.best(method, self.epochs * min(self.cost[name] for name in self.methods) / self.cost[method])
 
 
 @defaults()
@@ -124,14 +172,14 @@ def by_layer_figure(result: Path, nets: Sequence[str]) -> Figure:
 def _draw_layers(axes: Axes, net: Net, key: str) -> NDArray[np.float64]:
     """A row's panel of a network; returns all values that have a marker."""
     drawn = []
-    for index, (option, errors) in enumerate(net.options.items()):
+    for index, (option, numbers) in enumerate(net.options.items()):
         style = style_of(option)
         offset = 0.62 * (index / max(len(net.options) - 1, 1) - 0.5)
         places = [place + offset for place in range(len(net.layers))]
-        values = np.array(net.values(option, key))
+        values = np.array([net.equal_cost(option, layer) for layer in net.layers] if key == "equal" else numbers[key])
         shown = np.where(values > 0, values, nan)
         axes.plot(places, shown, color=style.colour, linewidth=0.5, alpha=0.5, label=option)
-        sure = np.array([key != "bias" or low > 0 for low in errors.bias_low], dtype=bool)
+        sure = np.array([key != "bias" or low > 0 for low in numbers["bias_low"]], dtype=bool)
         look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "markeredgewidth": 0.5, "zorder": style.zorder}
         look["markersize"] = 3.4 if option == PAPER else 3.0
         for face, certain in ((style.colour, sure), ("white", ~sure)):
@@ -162,7 +210,7 @@ def over_rates_figure(result: Path) -> Figure:
     grids = load_field(result, "grids", list[Grid])
     if not grids:
         raise InputError(f"{result}: holds no trainings; {REWRITE}")
-    options = list(dict.fromkeys(run.method for trainings in grids for run in trainings.runs))
+    options = list(dict.fromkeys(method for trainings in grids for method in trainings.methods))
     figure, every = grid(2, len(grids))
     for above, below, trainings in zip(every, every[len(grids) :], grids, strict=False):
         _draw_rates(above, trainings, options)
@@ -183,7 +231,7 @@ def _draw_rates(axes: Axes, trainings: Grid, options: Sequence[str]) -> None:
     side = min((after / before for before, after in pairwise(rates)), default=4.0) ** 0.5
     axes.set(xscale="log", xlim=(rates[0] / side, rates[-1] * side), ylim=(low, top))
     for index, option in enumerate(options):
-        runs = sorted((run for run in trainings.runs if run.method == option), key=lambda run: run.rate)
+        runs = sorted(trainings.of(option), key=lambda run: run.rate)
         offset = side ** (0.5 * (index / max(len(options) - 1, 1) - 0.5))
         if finished := [run for run in runs if isfinite(run.final)]:
             rates_drawn, losses = [run.rate * offset for run in finished], [run.final for run in finished]
@@ -203,7 +251,7 @@ def _draw_rates(axes: Axes, trainings: Grid, options: Sequence[str]) -> None:
 def _draw_times(axes: Axes, trainings: Grid, options: Sequence[str]) -> None:
     cheapest = min(trainings.cost.values())
     for option in options:
-        runs = [run for run in trainings.runs if run.method == option and isfinite(run.final)]
+        runs = [run for run in trainings.of(option) if isfinite(run.final)]
         if runs and option in trainings.cost:
             losses = min(runs, key=lambda run: run.final).losses
             times = [epoch * trainings.cost[option] / cheapest for epoch in range(1, len(losses) + 1)]

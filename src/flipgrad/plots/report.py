@@ -6,21 +6,26 @@ same, byte by byte, for the same result files.
 
 import json
 import shlex
+from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
 
 from flipgrad import files
 from flipgrad.plots.charts import Chart, charts, css, draw, draw_disagreement, inline, meaning
-from flipgrad.plots.examples import cards
-from flipgrad.plots.runs import Disagreement, Epoch, Evaluated, RunFiles, Scores, read_run
+from flipgrad.plots.runs import Disagreement, Epoch, Evaluated, Example, RunFiles, Scores, read_run
 from flipgrad.plots.style import GREEN, ORANGE, defaults
 
 # Inches, and the scale of the text: legible when a telephone shows the figure at 350 pixels.
@@ -28,6 +33,12 @@ SIZE, TEXT = (4.6, 2.9), 1.5
 
 # Of every line its label, its colour, and whether it is dashed.
 Legend = list[tuple[str, str, bool]]
+Numbers = NDArray[np.float64]
+
+# Classes that are shown of every example; the label is shown in any case.
+CLASSES = 4
+# Members that are marked on a bar, at most; of more, evenly spaced ones in the order of their probability.
+MARKS = 32
 # The groups of examples, by how they were chosen; any other is called "Examples".
 GROUPS = {"random": "Drawn at random", "uncertain": "Least certain of the rest"}
 
@@ -95,12 +106,9 @@ def title(config: Mapping[str, Any]) -> str:
     >>> title({})
     'A stochastic binary network'
     """
-    estimator = config.get("estimator")
-    data = next((config[key] for key in ("data", "dataset") if isinstance(config.get(key), str)), None)
-    what = "A stochastic binary network"
-    if isinstance(estimator, str) and estimator:
-        name = estimator.upper() if len(estimator) <= 4 else estimator
-        what = name if data else f"Trained with {name}"
+    estimator, data = (config[key] if isinstance(config.get(key), str) else "" for key in ("estimator", "data"))
+    name = estimator.upper() if len(estimator) <= 4 else estimator
+    what = "A stochastic binary network" if not name else name if data else f"Trained with {name}"
     return f"{what} on {data}" if data else what
 
 
@@ -167,15 +175,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def percent(value: float) -> str:
-    """An accuracy.
-
-    >>> percent(0.94166)
-    '94.17%'
-    """
-    return f"{value:.2%}"
-
-
 def loss(value: float) -> str:
     """A loss, with four decimals or, where these would say little, three digits.
 
@@ -210,6 +209,8 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+# An accuracy.
+percent = "{:.2%}".format
 # The lines of the table of numbers, and how a number of each is written.
 MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "accuracy_1": ("accuracy, 1 sample", percent),
@@ -249,3 +250,66 @@ def _plot_disagreement(found: Disagreement, samples: int | None) -> dict[str, An
     histogram = partial(draw_disagreement, found=found, samples=samples)
     plot = _plot("disagreement", "Ensemble disagreement", histogram, legend, words)
     return plot | {"meaning": meaning(found, samples=samples)}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One class of an example; ``marks`` are the members' probabilities, in order."""
+
+    name: str
+    mean: float
+    marks: list[float]
+    is_label: bool
+    is_predicted: bool
+
+
+def cards(examples: Sequence[Example], classes: Sequence[str]) -> list[SimpleNamespace]:
+    """The examples in their order; all images share one range of values, all points one plane."""
+    images = [example.image for example in examples if example.image is not None]
+    low, high = min((image.min() for image in images), default=0.0), max((image.max() for image in images), default=1.0)
+    limits = float(low), float(high if high > low else low + 1)
+    # A point of a plane is drawn; points of other spaces are told by their coordinates.
+    plane = np.array([example.point for example in examples if example.point is not None and len(example.point) == 2])
+    return [_card(example, classes, limits, plane) for example in examples]
+
+
+def picture(image: Numbers, low: float, high: float) -> str:
+    """A data URI of an image [C, H, W], black at ``low`` and white at ``high``; in colour if it has three channels."""
+    pixels = np.clip((image - low) / (high - low) * 255, 0, 255).round().astype(np.uint8)
+    shown = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels.mean(0).round().astype(np.uint8)
+    content = BytesIO()
+    Image.fromarray(np.ascontiguousarray(shown)).save(content, "PNG", optimize=True)
+    return f"data:image/png;base64,{b64encode(content.getvalue()).decode()}"
+
+
+def _card(example: Example, classes: Sequence[str], limits: tuple[float, float], plane: Numbers) -> SimpleNamespace:
+    """What the page shows of an example."""
+    count = len(example.probabilities)
+    names = [classes[k] if k < len(classes) else str(k) for k in range(count)]
+    predicted = int(np.argmax(example.probabilities))
+    members = np.empty((0, count)) if example.members is None else example.members
+    marked = np.linspace(0, len(members) - 1, min(len(members), MARKS)).round().astype(int)
+    marks = np.sort(members, axis=0)[marked].clip(0, 1)
+    order = sorted(range(count), key=lambda k: -example.probabilities[k])
+    shown = order[:CLASSES] if example.label in order[:CLASSES] else [*order[: CLASSES - 1], example.label]
+    return SimpleNamespace(
+        example=example,
+        label=names[example.label],
+        predicted=names[predicted],
+        correct=predicted == example.label,
+        agreeing=int((members.argmax(1) == predicted).sum()),
+        members=len(members),
+        bars=[Bar(names[k], example.probabilities[k], marks[:, k].tolist(), k == example.label, k == predicted) for k in shown],
+        picture=None if example.image is None else picture(example.image, *limits),
+        place=_place(example.point, plane),
+        coordinates="" if example.point is None else f"({', '.join(f'{value:.3g}' for value in example.point)})",
+    )
+
+
+def _place(point: list[float] | None, plane: Numbers) -> tuple[float, float] | None:
+    """Where a point of the plane lies among the others: in [0, 1] x [0, 1], from the lower left."""
+    if point is None or len(point) != 2:
+        return None
+    low, high = plane.min(0), plane.max(0)
+    x, y = (np.array(point) - low) / np.where(high > low, high - low, 1)
+    return float(x), float(y)

@@ -24,20 +24,21 @@ LOOKS = {"ST": (ORANGE, "s"), "PSA": (BLUE, "o"), "PSA exact": (GREEN, "^")}
 
 
 @dataclass(frozen=True)
-class Seconds:
-    """The times of one method on one machine."""
+class Times:
+    """Seconds: of a batch forward and backward, of a training epoch and of a validation epoch with measurements."""
 
     forward: Positive
     backward: Positive
     train_epoch: Positive
+    val_epoch: Positive
 
 
 @dataclass(frozen=True)
 class Method:
     """The times of one method."""
 
-    paper: Seconds
-    ours: Seconds
+    paper: Times
+    ours: Times
 
 
 @dataclass(frozen=True)

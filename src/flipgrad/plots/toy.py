@@ -26,25 +26,17 @@ EDGE = pi / 2
 
 
 @dataclass(frozen=True)
-class Losses:
-    """The losses of one network, by evaluated epoch."""
-
-    expected: list[NotNegative]
-    marginal: list[NotNegative]
-
-
-@dataclass(frozen=True)
 class Method:
-    """The networks that a method trained, evaluated after the same epochs."""
+    """The networks that a method trained, evaluated after the same epochs: each run's losses by kind, see :data:`KINDS`."""
 
     epochs: list[Positive]
-    runs: list[Losses]
+    runs: list[dict[str, list[NotNegative]]]
 
     def __post_init__(self) -> None:
         if not self.epochs or not self.runs:
             raise InputError("'epochs' and 'runs' must not be empty")
         for kind in KINDS:
-            if any(len(getattr(run, kind)) != len(self.epochs) for run in self.runs):
+            if any(len(run.get(kind, [])) != len(self.epochs) for run in self.runs):
                 raise InputError(f"{kind!r} must have {len(self.epochs)} entries")
 
 
@@ -75,7 +67,7 @@ def toy_training_figure(result: Path) -> Figure:
     for name in ordered(methods):
         method, style = methods[name], style_of(name)
         for kind, dashes in KINDS.items():
-            values = np.array([getattr(run, kind) for run in method.runs])
+            values = np.array([run[kind] for run in method.runs])
             mean = values.mean(0)
             look: dict[str, Any] = {"color": style.colour, "linewidth": 0.75 * style.width, "linestyle": dashes}
             axes.plot(method.epochs, mean, label=f"{name} {kind}", **look)

@@ -3,20 +3,18 @@
 import os
 import shutil
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any
 
 from flipgrad import exact, files, gradeval
 from flipgrad.data import toy
 from flipgrad.errors import InputError
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
-from flipgrad.reproduce._cells import AGAIN, Cell, read_result
-from flipgrad.reproduce._runners import LocalRunner, Runner
+from flipgrad.reproduce._cells import AGAIN, Cell, DaskRunner, LocalRunner, read_result
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference_training import reference_training
 
@@ -24,7 +22,6 @@ from flipgrad.training.reference_training import reference_training
 NETWORK_FORMAT = "network 1"
 
 
-@final
 @dataclass(frozen=True)
 class Scale:
     """How much work goes into a figure: ``samples`` draws per estimator where the paper takes 10,000.
@@ -43,7 +40,6 @@ SCALES = {
 }
 
 
-@final
 @dataclass(frozen=True)
 class ToyNet:
     """A network of the toy problem after an ``epoch`` of its training, which is looked at after several ``epochs``.
@@ -67,7 +63,6 @@ class ToyNet:
         return self.shape + (f"-number-{self.number}" if self.number else "")
 
 
-@final
 class Workshop:
     """The folder of a reproduction: trained networks and measurements are made once, and found again later.
 
@@ -94,7 +89,7 @@ class Workshop:
         report: Callable[[str, int, int], None],
         *,
         overwrite: bool = False,
-        runner: Runner | None = None,
+        runner: LocalRunner | DaskRunner | None = None,
         images: Path | None = None,
         augmentations: Sequence[str] | None = None,
     ) -> None:
@@ -198,7 +193,6 @@ class Workshop:
         return self.stored(name)
 
 
-@final
 @dataclass(frozen=True)
 class Claim:
     """A statement of the paper, whether it holds here, and the numbers that say so."""
@@ -211,7 +205,6 @@ class Claim:
         return f"- {'Holds' if self.holds else 'DOES NOT HOLD'}: {self.text}\n  {self.numbers}"
 
 
-@final
 @dataclass(frozen=True)
 class Sheet:
     """A table of text; the first column names the rows."""
@@ -225,37 +218,42 @@ class Sheet:
         return "\n".join([self.caption, "", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
-class Experiment(ABC):
-    """One figure. The docstring of a subclass says what the paper shows there, and what it says of it.
+# Measures what is missing, draws, and gives what the numbers say: claims, and tables if there are some.
+Run = Callable[[Workshop], Iterable[Claim | Sheet]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One figure.
 
     Attributes:
         name: on the command line, and of its files.
-        title: of its text.
         place: the figure or table of the paper.
-        figures: names and captions of its figures beside the one that is called as the experiment.
-        seconds: by scale, its processor time on one core of the machine of :data:`flipgrad.reproduce.costs.PROBE`, the
+        run: makes it. The first line of its docstring is the title of the text, the rest says what the paper shows there.
+        seconds: by scale, its processor time on one core of the machine of :data:`flipgrad.reproduce.experiments.PROBE`, the
             training of networks that several figures share included. At the paper's scale, and in part for muprop and beyond at
             the small one, it is computed from the times of single updates and draws.
         cells: by scale, how many cores can work at it.
+        figures: names and captions of its figures beside the one that is called as the experiment.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
-    place: ClassVar[str]
-    figures: ClassVar[Mapping[str, str]] = {}
-    seconds: ClassVar[tuple[float, float, float]]
-    cells: ClassVar[tuple[int, int, int]] = (1, 1, 1)
+    name: str
+    place: str
+    run: Run
+    seconds: tuple[float, float, float]
+    cells: tuple[int, int, int] = (1, 1, 1)
+    figures: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Of its text."""
+        return (self.run.__doc__ or "").partition(".\n")[0]
 
     @property
     def words(self) -> str:
-        """What the paper shows there, for the page: the docstring."""
-        return " ".join((type(self).__doc__ or "").split())
+        """What the paper shows there, for the page."""
+        return " ".join((self.run.__doc__ or "").partition(".\n")[2].split())
 
-    @abstractmethod
-    def run(self, shop: Workshop) -> Iterable[Claim | Sheet]:
-        """Measure what is missing, draw, and give what the numbers say: claims, and tables if there are some."""
-
-    @final
     def reproduce(self, shop: Workshop) -> str:
         """Run, and write ``NAME.json`` and ``NAME.md`` beside the figure; returns the text."""
         with shop.timed(self.name):
@@ -276,3 +274,8 @@ class Experiment(ABC):
         files.write_json(shop.folder / f"{self.name}.json", record)
         files.write(shop.folder / f"{self.name}.md", text.encode())
         return text
+
+
+def experiment(name: str, place: str, **facts: Any) -> Callable[[Run], Experiment]:
+    """Makes an :class:`Experiment` of the function that it decorates, which runs it."""
+    return lambda run: Experiment(name, place, run, **facts)

@@ -1,18 +1,15 @@
 """Figures 2, 3 and C.3 to C.6: how accurate estimators are in small networks, against the exact gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, geometric_mean
-from typing import Any, final
 
 from flipgrad import estimators, plots
 from flipgrad.gradeval.evaluate import FEWEST
-from flipgrad.reproduce._cells import read_result
-from flipgrad.reproduce._workshop import Claim, Experiment, ToyNet, Workshop
+from flipgrad.plots.accuracy import Measurement
+from flipgrad.plots.accuracy import read as read_layer
+from flipgrad.reproduce._workshop import Claim, ToyNet, Workshop, experiment
 
 WIDTHS = (5, 5, 5)
 LAYERS = ("layer 1", "layer 2", "layer 3")
@@ -31,89 +28,71 @@ EVERY = (
 NETWORKS = 10
 
 
-@final
-@dataclass(frozen=True)
-class Accuracies:
-    """The accuracies in a result file, looked up by estimator and layer."""
+# Accuracies by layer and estimator.
+Table = Mapping[str, Mapping[str, Measurement]]
 
-    estimators: Mapping[str, Any]
 
-    @staticmethod
-    def read(path: Path) -> Accuracies:
-        return Accuracies(read_result(path)["estimators"])
+def read(path: Path, layers: Sequence[str] = LAYERS) -> Table:
+    """The accuracies in a result file."""
+    return {layer: read_layer(path, layer).estimators for layer in layers}
 
-    def layer(self, estimator: str, layer: str) -> dict[str, Any]:
-        """One estimator's accuracy in one layer."""
-        (found,) = [entry for entry in self.estimators[estimator]["layers"] if entry["name"] == layer]
-        return dict(found)
 
-    def rmse(self, estimator: str, layer: str, samples: int = 1) -> float:
-        """The relative RMSE with ``samples`` draws, or the most below that were measured."""
-        entry = self.layer(estimator, layer)
-        within = [error for m, error in zip(entry["samples"], entry["rmse"], strict=True) if m <= samples]
-        return float(within[-1])
-
-    def ratio(self, estimator: str, other: str, layer: str) -> float:
-        """The RMSE of one estimator over that of another, with one draw."""
-        return self.rmse(estimator, layer) / self.rmse(other, layer)
+def _ratios(table: Table, ours: str, theirs: str) -> list[float]:
+    """The RMSE of one estimator over that of another, with one draw, by layer."""
+    return [layer[ours].rmse[0] / layer[theirs].rmse[0] for layer in table.values()]
 
 
 def _listed(numbers: Iterable[float]) -> str:
     return ", ".join(f"{number:.2f}" for number in numbers)
 
 
-def rmse_by_layer(shop: Workshop, name: str, methods: Sequence[str], samples: int) -> Accuracies:
+def rmse_by_layer(shop: Workshop, name: str, methods: Sequence[str], samples: int) -> Table:
     """Measure a 5-5-5 network after one epoch, and draw RMSE against the number of draws in every layer."""
     path = shop.measure(ToyNet(WIDTHS, shop.scale.epochs[0], shop.scale.epochs), methods, samples)
     plots.rmse([plots.Panel(path, layer, layer) for layer in LAYERS], shop.folder / name)
-    return Accuracies.read(path)
+    return read(path)
 
 
-def cosine_by_epoch(shop: Workshop, name: str, methods: Sequence[str], samples: int) -> dict[int, Accuracies]:
+def cosine_by_epoch(shop: Workshop, name: str, methods: Sequence[str], samples: int) -> dict[int, Table]:
     """Measure a 5-5-5 network along its training, and draw the cosine in layer 1 against the number of draws."""
     epochs = shop.scale.epochs
     paths = {epoch: shop.measure(ToyNet(WIDTHS, epoch, epochs), methods, samples) for epoch in epochs}
     panels = [plots.Panel(path, "layer 1", f"after {epoch:,} epoch{'s' * (epoch > 1)}") for epoch, path in paths.items()]
     plots.cosine(panels, shop.folder / name)
-    return {epoch: Accuracies.read(path) for epoch, path in paths.items()}
+    return {epoch: read(path, ["layer 1"]) for epoch, path in paths.items()}
 
 
-@final
-class Rmse(Experiment):
-    """The error of the estimated gradient in each of three layers of a 5-5-5 network, relative to the gradient's length,
-    against the number of draws that are averaged, after one epoch of training. Unbiased estimators improve with every draw;
-    biased ones up to a point, but they start much lower, the more so the further a layer is from the loss. One draw of PSA is
-    not worse than 1,000 of ARM; PSA is always more accurate than ST, and unbiased in the last layer.
+@experiment("rmse", "Figure 2", seconds=(3, 215, 320))
+def rmse(shop: Workshop) -> Iterator[Claim]:
+    """Figure 2: relative RMSE of the gradient in layers 1 to 3 of a 5-5-5 network, after 1 epoch.
+
+    The error of the estimated gradient in each of three layers of a 5-5-5 network, relative to the gradient's length, against
+    the number of draws that are averaged, after one epoch of training. Unbiased estimators improve with every draw; biased ones
+    up to a point, but they start much lower, the more so the further a layer is from the loss. One draw of PSA is not worse
+    than 1,000 of ARM; PSA is always more accurate than ST, and unbiased in the last layer.
     """
-
-    name = "rmse"
-    title = "Figure 2: relative RMSE of the gradient in layers 1 to 3 of a 5-5-5 network, after 1 epoch"
-    place = "Figure 2"
-    seconds = (3, 215, 320)
-
-    def run(self, shop: Workshop) -> Iterator[Claim]:
-        return rmse_claims(rmse_by_layer(shop, self.name, TEN, shop.scale.samples))
+    return rmse_claims(rmse_by_layer(shop, "rmse", TEN, shop.scale.samples))
 
 
-def rmse_claims(table: Accuracies) -> Iterator[Claim]:
+def rmse_claims(table: Table) -> Iterator[Claim]:
     """PSA against ARM with many draws, its bias in the last layer, and PSA against ST for every number of draws."""
-    many = min(1000, table.layer("ARM", "layer 1")["samples"][-1])
-    one, arm = table.rmse("PSA", "layer 1"), table.rmse("ARM", "layer 1", many)
+    first, last = table[LAYERS[0]], table[LAYERS[-1]]
+    # With 1,000 draws, or the most below that were measured.
+    many, arm = [pair for pair in zip(first["ARM"].samples, first["ARM"].rmse, strict=True) if pair[0] <= 1000][-1]
+    one = first["PSA"].rmse[0]
     yield Claim(
         f"PSA with 1 draw is not worse than ARM with {many:,} in layer 1 (the paper: 1,000)",
         one <= arm,
         f"relative RMSE {one:.3f} against {arm:.3f}",
     )
-    psa, st = (table.layer(name, LAYERS[-1]) for name in ("PSA", "ST"))
+    psa, st = last["PSA"], last["ST"]
     yield Claim(
         "PSA is unbiased in the last hidden layer (the 95 % interval of its bias contains 0)",
-        psa["bias_low"] == 0,
-        f"relative bias {psa['bias']:.3f} [{psa['bias_low']:.3f}, {psa['bias_high']:.3f}]; of ST {st['bias']:.3f}",
+        psa.bias_low == 0,
+        f"relative bias {psa.bias:.3f} [{psa.bias_low:.3f}, {psa.bias_high:.3f}]; of ST {st.bias:.3f}",
     )
-    ratios = {}
-    for layer in LAYERS:
-        both = zip(table.layer("PSA", layer)["rmse"], table.layer("ST", layer)["rmse"], strict=True)
-        ratios[layer] = [ours / theirs for ours, theirs in both]
+    pairs = {layer: zip(named["PSA"].rmse, named["ST"].rmse, strict=True) for layer, named in table.items()}
+    ratios = {layer: [ours / theirs for ours, theirs in both] for layer, both in pairs.items()}
     yield Claim(
         "PSA is always more accurate than ST",
         all(ratio < 1 for layer in ratios.values() for ratio in layer),
@@ -122,25 +101,20 @@ def rmse_claims(table: Accuracies) -> Iterator[Claim]:
     )
 
 
-@final
-class Cosine(Experiment):
-    """The cosine between estimated and true gradient in layer 1 after 1, 100 and 2,000 epochs, with the interval that holds 70
-    % of the trials. With few draws some estimators have good chances of a direction that does not descend, some biased ones
-    even with many. PSA is the best with few draws.
+@experiment("cosine", "Figure 3", seconds=(4, 230, 470))
+def cosine(shop: Workshop) -> Iterator[Claim]:
+    """Figure 3: cosine similarity of the estimated and the true gradient in layer 1 of a 5-5-5 network.
+
+    The cosine between estimated and true gradient in layer 1 after 1, 100 and 2,000 epochs, with the interval that holds 70 %
+    of the trials. With few draws some estimators have good chances of a direction that does not descend, some biased ones even
+    with many. PSA is the best with few draws.
     """
-
-    name = "cosine"
-    title = "Figure 3: cosine similarity of the estimated and the true gradient in layer 1 of a 5-5-5 network"
-    place = "Figure 3"
-    seconds = (4, 230, 470)
-
-    def run(self, shop: Workshop) -> Iterator[Claim]:
-        return cosine_claims(cosine_by_epoch(shop, self.name, TEN, shop.scale.samples))
+    return cosine_claims(cosine_by_epoch(shop, "cosine", TEN, shop.scale.samples))
 
 
-def cosine_claims(tables: Mapping[int, Accuracies]) -> Iterator[Claim]:
+def cosine_claims(tables: Mapping[int, Table]) -> Iterator[Claim]:
     """Whether PSA's interval of cosines stays positive, and who points uphill, with one draw and with many."""
-    lows = {epoch: table.layer("PSA", "layer 1")["cosine_low"][0] for epoch, table in tables.items()}
+    lows = {epoch: table["layer 1"]["PSA"].cosine_low[0] for epoch, table in tables.items()}
     yield Claim(
         "PSA with 1 draw gives descent directions in layer 1 (70 % of the trials have a positive cosine)",
         all(low > 0 for low in lows.values()),
@@ -148,9 +122,8 @@ def cosine_claims(tables: Mapping[int, Accuracies]) -> Iterator[Claim]:
     )
     parts = []
     for epoch, table in tables.items():
-        rows = {name: table.layer(name, "layer 1") for name in table.estimators}
-        often = [name for name, row in rows.items() if row["cosine_low"][0] < 0]
-        always = [name for name, row in rows.items() if row["cosine_mean"][-1] < 0]
+        often = [name for name, measured in table["layer 1"].items() if measured.cosine_low[0] < 0]
+        always = [name for name, measured in table["layer 1"].items() if measured.cosine_mean[-1] < 0]
         parts.append(
             f"after {epoch:,}: {', '.join(often) or 'none'} with 1 draw"
             + (f"; even with many on average {', '.join(always)}" if always else "")
@@ -162,111 +135,91 @@ def cosine_claims(tables: Mapping[int, Accuracies]) -> Iterator[Claim]:
     )
 
 
-@final
-class RmseUnbiased(Experiment):
-    """The setting of figure 2 with more unbiased estimators: REINFORCE with the true expected loss as its baseline, and MuProp.
+@experiment("rmse-unbiased", "Figure C.3", seconds=(2, 220, 300))
+def rmse_unbiased(shop: Workshop) -> Iterator[Claim]:
+    """Appendix: relative RMSE of unbiased estimators in layers 1 to 3 of a 5-5-5 network, after 1 epoch.
+
+    The setting of figure 2 with more unbiased estimators: REINFORCE with the true expected loss as its baseline, and MuProp.
     MuProp's linear baseline does not help in the layers far from the loss.
     """
-
-    name = "rmse-unbiased"
-    title = "Appendix: relative RMSE of unbiased estimators in layers 1 to 3 of a 5-5-5 network, after 1 epoch"
-    place = "Figure C.3"
-    seconds = (2, 220, 300)
-
-    def run(self, shop: Workshop) -> Iterator[Claim]:
-        found = rmse_by_layer(shop, self.name, UNBIASED, shop.scale.samples // SHARE)
-        constant = [found.ratio("REINFORCE + mean", "REINFORCE", layer) for layer in LAYERS]
-        yield Claim(
-            "the true expected loss as the baseline lowers the variance of REINFORCE in every layer",
-            all(ratio < 1 for ratio in constant),
-            f"RMSE with it over RMSE without: {_listed(constant)}",
-        )
-        linear = [found.ratio("MuProp + mean", "REINFORCE + mean", layer) for layer in LAYERS]
-        yield Claim(
-            "MuProp's linear baseline does not help in the layers far from the loss (less than 10 % in layer 1)",
-            linear[0] > 0.9,
-            f"RMSE of MuProp over that of REINFORCE, both with the true mean, in layers 1 to 3: {_listed(linear)}",
-        )
+    found = rmse_by_layer(shop, "rmse-unbiased", UNBIASED, shop.scale.samples // SHARE)
+    constant = _ratios(found, "REINFORCE + mean", "REINFORCE")
+    yield Claim(
+        "the true expected loss as the baseline lowers the variance of REINFORCE in every layer",
+        all(ratio < 1 for ratio in constant),
+        f"RMSE with it over RMSE without: {_listed(constant)}",
+    )
+    linear = _ratios(found, "MuProp + mean", "REINFORCE + mean")
+    yield Claim(
+        "MuProp's linear baseline does not help in the layers far from the loss (less than 10 % in layer 1)",
+        linear[0] > 0.9,
+        f"RMSE of MuProp over that of REINFORCE, both with the true mean, in layers 1 to 3: {_listed(linear)}",
+    )
 
 
-@final
-class CosineUnbiased(Experiment):
-    """The setting of figure 3 with the same estimators. MuProp's linear baseline degrades by the end of the training."""
+@experiment("cosine-unbiased", "Figure C.4", seconds=(3, 225, 380))
+def cosine_unbiased(shop: Workshop) -> Iterator[Claim]:
+    """Appendix: cosine similarity in layer 1 of unbiased estimators along the training of a 5-5-5 network.
 
-    name = "cosine-unbiased"
-    title = "Appendix: cosine similarity in layer 1 of unbiased estimators along the training of a 5-5-5 network"
-    place = "Figure C.4"
-    seconds = (3, 225, 380)
-
-    def run(self, shop: Workshop) -> Iterator[Claim]:
-        found = cosine_by_epoch(shop, self.name, UNBIASED, shop.scale.samples // SHARE)
-        gains = {epoch: table.ratio("MuProp + mean", "REINFORCE + mean", "layer 1") for epoch, table in found.items()}
-        first, *_, last = gains.values()
-        yield Claim(
-            "MuProp's linear baseline degrades in the course of training",
-            last > first,
-            "RMSE of MuProp over that of REINFORCE, both with the true mean, in layer 1: "
-            + ", ".join(f"{gain:.2f} after {epoch:,}" for epoch, gain in gains.items()),
-        )
-
-
-@final
-class Width(Experiment):
-    """Errors in layer 1 for networks 3-3-3, 5-5-5 and 10-10-10. The bias of PSA and ST is more prominent in small networks."""
-
-    name = "width"
-    title = "Appendix: relative RMSE in layer 1 against the width of the network, after 1 epoch"
-    place = "Figure C.5"
-    seconds = (9, 32, 320)
-
-    def run(self, shop: Workshop) -> Iterator[Claim]:
-        tables = _by_size(self, shop, {f"{n}-{n}-{n}": (n,) * 3 for n in (3, 5, 10)})
-        yield from (advantage_grows(tables, ours, "width") for ours in ("PSA", "ST"))
-        biases = {
-            name: [fmean(table.layer(ours, "layer 1")["bias"] for table in several) for ours in ("PSA", "ST")]
-            for name, several in tables.items()
-        }
-        first, *_, last = biases.values()
-        yield Claim(
-            "the bias of PSA and of ST is more prominent in small networks",
-            all(small > large for small, large in zip(first, last, strict=True)),
-            "mean relative bias of PSA, ST: "
-            + "; ".join(f"{psa:.3f}, {st:.3f} for {name}" for name, (psa, st) in biases.items()),
-        )
-
-
-@final
-class Depth(Experiment):
-    """Errors in layer 1 for 2, 5 and 7 layers of 5 units. The variance of unbiased estimators grows much faster with the
-    depth.
+    The setting of figure 3 with the same estimators. MuProp's linear baseline degrades by the end of the training.
     """
+    found = cosine_by_epoch(shop, "cosine-unbiased", UNBIASED, shop.scale.samples // SHARE)
+    gains = {epoch: _ratios(table, "MuProp + mean", "REINFORCE + mean")[0] for epoch, table in found.items()}
+    first, *_, last = gains.values()
+    yield Claim(
+        "MuProp's linear baseline degrades in the course of training",
+        last > first,
+        "RMSE of MuProp over that of REINFORCE, both with the true mean, in layer 1: "
+        + ", ".join(f"{gain:.2f} after {epoch:,}" for epoch, gain in gains.items()),
+    )
 
-    name = "depth"
-    title = "Appendix: relative RMSE in layer 1 against the depth of the network, after 1 epoch"
-    place = "Figure C.6"
-    seconds = (11, 43, 430)
 
-    def run(self, shop: Workshop) -> list[Claim]:
-        tables = _by_size(self, shop, {f"{n} layers": (5,) * n for n in (2, 5, 7)})
-        return [advantage_grows(tables, ours, "depth") for ours in ("PSA", "ST")]
+@experiment("width", "Figure C.5", seconds=(9, 32, 320))
+def width(shop: Workshop) -> Iterator[Claim]:
+    """Appendix: relative RMSE in layer 1 against the width of the network, after 1 epoch.
+
+    Errors in layer 1 for networks 3-3-3, 5-5-5 and 10-10-10. The bias of PSA and ST is more prominent in small networks.
+    """
+    tables = _by_size(shop, "width", {f"{n}-{n}-{n}": (n,) * 3 for n in (3, 5, 10)})
+    yield from (advantage_grows(tables, ours, "width") for ours in ("PSA", "ST"))
+    biases = {
+        name: [fmean(table["layer 1"][ours].bias for table in several) for ours in ("PSA", "ST")]
+        for name, several in tables.items()
+    }
+    first, *_, last = biases.values()
+    yield Claim(
+        "the bias of PSA and of ST is more prominent in small networks",
+        all(small > large for small, large in zip(first, last, strict=True)),
+        "mean relative bias of PSA, ST: " + "; ".join(f"{psa:.3f}, {st:.3f} for {name}" for name, (psa, st) in biases.items()),
+    )
 
 
-def _by_size(experiment: Experiment, shop: Workshop, nets: Mapping[str, tuple[int, ...]]) -> dict[str, list[Accuracies]]:
+@experiment("depth", "Figure C.6", seconds=(11, 43, 430))
+def depth(shop: Workshop) -> list[Claim]:
+    """Appendix: relative RMSE in layer 1 against the depth of the network, after 1 epoch.
+
+    Errors in layer 1 for 2, 5 and 7 layers of 5 units. The variance of unbiased estimators grows much faster with the depth.
+    """
+    tables = _by_size(shop, "depth", {f"{n} layers": (5,) * n for n in (2, 5, 7)})
+    return [advantage_grows(tables, ours, "depth") for ours in ("PSA", "ST")]
+
+
+def _by_size(shop: Workshop, figure: str, nets: Mapping[str, tuple[int, ...]]) -> dict[str, list[Table]]:
     """Draw the figure of one network of each kind, and return the results of all of them."""
     samples = shop.scale.samples
     first = {name: shop.measure(ToyNet(widths), SEVEN, samples) for name, widths in nets.items()}
-    plots.rmse([plots.Panel(path, "layer 1", name) for name, path in first.items()], shop.folder / experiment.name)
+    plots.rmse([plots.Panel(path, "layer 1", name) for name, path in first.items()], shop.folder / figure)
     few, compared = max(FEWEST, samples // NETWORKS), ("arm", "st", "psa:sampled")
 
-    def measured(widths: tuple[int, ...], number: int) -> Accuracies:
-        return Accuracies.read(shop.measure(ToyNet(widths, number=number), compared, few))
+    def measured(widths: tuple[int, ...], number: int) -> Table:
+        return read(shop.measure(ToyNet(widths, number=number), compared, few), ["layer 1"])
 
     return {name: [measured(widths, number) for number in range(NETWORKS)] for name, widths in nets.items()}
 
 
-def advantage_grows(tables: Mapping[str, Sequence[Accuracies]], ours: str, what: str) -> Claim:
+def advantage_grows(tables: Mapping[str, Sequence[Table]], ours: str, what: str) -> Claim:
     """The RMSE of ARM over ours with one draw."""
-    ratios = {name: [table.ratio("ARM", ours, "layer 1") for table in several] for name, several in tables.items()}
+    ratios = {name: [_ratios(table, "ARM", ours)[0] for table in several] for name, several in tables.items()}
     means = {name: geometric_mean(values) for name, values in ratios.items()}
     told = [f"{means[name]:,.0f} ({min(several):,.0f} to {max(several):,.0f}) for {name}" for name, several in ratios.items()]
     return Claim(
@@ -276,39 +229,35 @@ def advantage_grows(tables: Mapping[str, Sequence[Accuracies]], ours: str, what:
     )
 
 
-@final
-class Estimators(Experiment):
-    """Bias and spread of every estimator of this library, the newer ones included, with one draw."""
+@experiment("estimators", "Not in the paper", seconds=(4, 235, 400))
+def every_estimator(shop: Workshop) -> Iterator[Claim]:
+    """All estimators: relative bias and standard deviation of one draw, 5-5-5 network, in the middle of its training.
 
-    name = "estimators"
-    title = "All estimators: relative bias and standard deviation of one draw, 5-5-5 network, in the middle of its training"
-    place = "Not in the paper"
-    seconds = (4, 235, 400)
-
-    def run(self, shop: Workshop) -> Iterator[Claim]:
-        epochs = shop.scale.epochs
-        path = shop.measure(ToyNet(WIDTHS, epochs[1], epochs), EVERY, shop.scale.samples)
-        plots.bias_and_spread([plots.Panel(path, layer, layer) for layer in LAYERS], shop.folder / self.name)
-        table = Accuracies.read(path)
-        unbiased = [(name, layer) for name, entry in table.estimators.items() if entry["unbiased"] for layer in LAYERS]
-        wrong = [f"{name} ({layer})" for name, layer in unbiased if table.layer(name, layer)["bias_low"] > 0]
-        right = f"{len(unbiased) - len(wrong)} of {len(unbiased)} intervals contain 0"
+    Bias and spread of every estimator of this library, the newer ones included, with one draw.
+    """
+    epochs = shop.scale.epochs
+    path = shop.measure(ToyNet(WIDTHS, epochs[1], epochs), EVERY, shop.scale.samples)
+    plots.bias_and_spread([plots.Panel(path, layer, layer) for layer in LAYERS], shop.folder / "estimators")
+    table = read(path)
+    unbiased = [(name, layer) for name in table["layer 1"] for layer in LAYERS if table[layer][name].unbiased]
+    wrong = [f"{name} ({layer})" for name, layer in unbiased if table[layer][name].bias_low > 0]
+    right = f"{len(unbiased) - len(wrong)} of {len(unbiased)} intervals contain 0"
+    yield Claim(
+        "estimators that are unbiased show no bias (95 % intervals contain 0, but for one in twenty of them by chance)",
+        len(wrong) <= 0.15 * len(unbiased),
+        f"{right}, not {', '.join(wrong)}" if wrong else right,
+    )
+    ratios = [named["DisARM"].std / named["ARM"].std for named in table.values()]
+    yield Claim(
+        "DisARM varies less than ARM",
+        all(ratio < 1 for ratio in ratios),
+        f"standard deviation of DisARM over that of ARM in layers 1 to 3: {_listed(ratios)}",
+    )
+    for layer, named in table.items():
+        errors = {name: found.rmse[0] for name, found in named.items()}
+        order = sorted(errors, key=errors.__getitem__)
         yield Claim(
-            "estimators that are unbiased show no bias (95 % intervals contain 0, but for one in twenty of them by chance)",
-            len(wrong) <= 0.15 * len(unbiased),
-            f"{right}, not {', '.join(wrong)}" if wrong else right,
+            f"PSA is the most accurate with 1 draw in {layer}",
+            order[0] == "PSA",
+            "relative RMSE: " + ", ".join(f"{name} {errors[name]:.2f}" for name in order[:6]),
         )
-        ratios = [table.layer("DisARM", layer)["std"] / table.layer("ARM", layer)["std"] for layer in LAYERS]
-        yield Claim(
-            "DisARM varies less than ARM",
-            all(ratio < 1 for ratio in ratios),
-            f"standard deviation of DisARM over that of ARM in layers 1 to 3: {_listed(ratios)}",
-        )
-        for layer in LAYERS:
-            errors = {name: table.rmse(name, layer) for name in table.estimators}
-            order = sorted(errors, key=errors.__getitem__)
-            yield Claim(
-                f"PSA is the most accurate with 1 draw in {layer}",
-                order[0] == "PSA",
-                "relative RMSE: " + ", ".join(f"{name} {errors[name]:.2f}" for name in order[:6]),
-            )

@@ -1,8 +1,7 @@
 """Appendix C.2: the running times of the methods, beside the paper's."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import final
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -13,8 +12,9 @@ from flipgrad.estimators import Estimator
 from flipgrad.estimators.names import for_training
 from flipgrad.machine import fastest
 from flipgrad.objectives import CrossEntropy
-from flipgrad.reproduce._cells import read_result
-from flipgrad.reproduce._workshop import Claim, Experiment, Sheet, Workshop
+from flipgrad.plots.loading import load
+from flipgrad.plots.timing import Method, Times, TimingFile
+from flipgrad.reproduce._workshop import Claim, Sheet, Workshop, experiment
 from flipgrad.training.models import cifar_net
 
 METHODS = ("psa:sampled", "concrete", "tanh", "reinforce", "adf", "local-reparam", "st", "hard-st")
@@ -24,22 +24,6 @@ TRAINING, VALIDATION, DRAWS = -(-45_000 // BATCH), -(-5_000 // BATCH), 10
 # The network's width and the number of repeats.
 SCALES = {"smoke": (0.0625, 1), "small": (1.0, 3), "paper": (1.0, 10)}
 REFERENCE = "Tanh"
-
-
-@final
-@dataclass(frozen=True)
-class Times:
-    """Seconds: of a batch forward and backward, of a training epoch and of a validation epoch with measurements."""
-
-    forward: float
-    backward: float
-    train_epoch: float
-    val_epoch: float
-
-    @property
-    def step(self) -> float:
-        """Forward and backward."""
-        return self.forward + self.backward
 
 
 # The paper's table, on a GPU. Its Gumbel is Concrete at temperature 1.
@@ -55,29 +39,24 @@ PAPER = {
 }
 
 
-@final
-class Timing(Experiment):
-    """Seconds of a batch forward and backward, and of epochs with measurements by 10 samples per image, of eight methods on a
-    GPU. PSA's step takes 4.3 times Tanh's, its epoch 1.4 times.
+@experiment("timing", "Table of running times", seconds=(4, 120, 350))
+def running_times(shop: Workshop) -> Iterator[Claim | Sheet]:
+    """Appendix C.2: running times.
+
+    Seconds of a batch forward and backward, and of epochs with measurements by 10 samples per image, of eight methods on a GPU.
+    PSA's step takes 4.3 times Tanh's, its epoch 1.4 times.
     """
-
-    name = "timing"
-    title = "Appendix C.2: running times"
-    place = "Table of running times"
-    seconds = (4, 120, 350)
-
-    def run(self, shop: Workshop) -> Iterator[Claim | Sheet]:
-        path = shop.stored(self.name)
-        if not path.exists():
-            width, repeats = SCALES[shop.scale_name]
-            measured = measure(width, repeats, shop)
-            methods = {name: {"paper": asdict(PAPER[name]), "ours": asdict(times)} for name, times in measured.items()}
-            facts = {"batch": BATCH, "width": width, "threads": torch.get_num_threads(), "repeats": repeats}
-            shop.store(self.name, {"methods": methods, "reference": REFERENCE, **facts})
-        plots.timing(path, shop.folder / self.name)
-        ours = {name: Times(**entry["ours"]) for name, entry in read_result(path)["methods"].items()}
-        yield from claims(ours)
-        yield table(ours)
+    path = shop.stored("timing")
+    if not path.exists():
+        width, repeats = SCALES[shop.scale_name]
+        measured = measure(width, repeats, shop)
+        methods = {name: asdict(Method(PAPER[name], times)) for name, times in measured.items()}
+        facts = {"batch": BATCH, "width": width, "threads": torch.get_num_threads(), "repeats": repeats}
+        shop.store("timing", {"methods": methods, "reference": REFERENCE, **facts})
+    plots.timing(path, shop.folder / "timing")
+    file = load(path, TimingFile)
+    yield from claims(file)
+    yield table(file)
 
 
 def measure(width: float, repeats: int, shop: Workshop) -> dict[str, Times]:
@@ -123,34 +102,30 @@ def measure(width: float, repeats: int, shop: Workshop) -> dict[str, Times]:
     return {label: times(label) for label in methods}
 
 
-def table(ours: Mapping[str, Times]) -> Sheet:
+def table(file: TimingFile) -> Sheet:
     """Both tables: seconds, and in brackets the ratio to Tanh."""
-    columns = ("forward", "backward", "train_epoch", "val_epoch")
-    rows = []
-    for name, own in ours.items():
-        row = [name]
-        for key in columns:
-            for times, base in ((PAPER[name], PAPER[REFERENCE]), (own, ours[REFERENCE])):
-                value = getattr(times, key)
-                seconds = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-                row.append(f"{seconds} ({value / getattr(base, key):.2f})")
-        rows.append(row)
+    columns = [(key, who) for key in ("forward", "backward", "train_epoch", "val_epoch") for who in ("paper", "ours")]
+
+    def entry(name: str, key: str, who: str) -> str:
+        value = getattr(getattr(file.methods[name], who), key)
+        return f"{f'{value:,.0f}' if value >= 100 else f'{value:.3g}'} ({file.ratio(name, who, (key,)):.2f})"
+
     return Sheet(
         "Seconds, and in brackets the ratio to Tanh, an ordinary network of the same size. The paper's are of a GPU. Our "
         "epochs are computed from the times of batches.",
-        ["method", *(f"{key.replace('_', ' ')}, {whose}" for key in columns for whose in ("paper", "ours"))],
-        rows,
+        ["method", *(f"{key.replace('_', ' ')}, {who}" for key, who in columns)],
+        [[name, *(entry(name, *column) for column in columns)] for name in file.methods],
     )
 
 
-def claims(ours: Mapping[str, Times]) -> Iterator[Claim]:
+def claims(file: TimingFile) -> Iterator[Claim]:
     """A step of PSA and of ST, and an epoch of PSA with its measurements, over those of Tanh."""
     step = "forward and backward, costs a small constant factor more than an ordinary network's (not more than in the paper)"
     epoch = "within an epoch with its measurements the difference is small (no more than in the paper)"
-    for name, key, text, what in (
-        ("PSA", "step", f"a step of PSA, {step}", "over Tanh"),
-        ("ST", "step", f"a step of ST, {step}", "over Tanh"),
-        ("PSA", "train_epoch", epoch, "an epoch of PSA over one of Tanh"),
+    for name, keys, text, what in (
+        ("PSA", ("forward", "backward"), f"a step of PSA, {step}", "over Tanh"),
+        ("ST", ("forward", "backward"), f"a step of ST, {step}", "over Tanh"),
+        ("PSA", ("train_epoch",), epoch, "an epoch of PSA over one of Tanh"),
     ):
-        own, paper = (getattr(times[name], key) / getattr(times[REFERENCE], key) for times in (ours, PAPER))
+        own, paper = (file.ratio(name, who, keys) for who in ("ours", "paper"))
         yield Claim(text, own <= paper, f"{what}: {own:.2f} here, {paper:.2f} in the paper")

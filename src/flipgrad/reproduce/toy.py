@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import geometric_mean
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from flipgrad.estimators.names import for_training
 from flipgrad.network import Sequential, probabilities
 from flipgrad.objectives import CrossEntropy
 from flipgrad.reproduce._cells import Cell, Place
-from flipgrad.reproduce._workshop import Claim, Experiment, Workshop
+from flipgrad.reproduce._workshop import Claim, Workshop, experiment
 from flipgrad.reproduce.accuracy import WIDTHS
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference_training import reference_training
@@ -38,23 +38,17 @@ TRUTH = (1 / (math.pi + 2)) / (1 / (math.pi + 2) + 1 / math.pi)
 EXAMPLE_EPOCHS = {"smoke": 2, "small": 1000, "paper": 2000}
 
 
-@final
-class ToyTraining(Experiment):
-    """Training losses of a 5-5-5 network on these data: the expected loss (dashed) and that of the ensemble (solid). REINFORCE
+@experiment("toy-training", "Figure C.2", seconds=(4, 560, 5600), cells=(4, 4, 40))
+def toy_training(shop: Workshop) -> Iterator[Claim]:
+    """Appendix C: training losses of a 5-5-5 network on the toy problem.
+
+    Training losses of a 5-5-5 network on these data: the expected loss (dashed) and that of the ensemble (solid). REINFORCE
     does not do well in the beginning and gets there eventually; ARM and PSA are alike; ST is somewhat slower. Unbiased
     estimators perform well on this problem.
     """
-
-    name = "toy-training"
-    title = "Appendix C: training losses of a 5-5-5 network on the toy problem"
-    place = "Figure C.2"
-    seconds = (4, 560, 5600)
-    cells = (4, 4, 40)
-
-    def run(self, shop: Workshop) -> Iterator[Claim]:
-        found = trainings(shop, self.name, METHODS, *LENGTH[shop.scale_name])
-        curves = {name: np.mean([run["expected"] for run in entry["runs"]], 0).tolist() for name, entry in found.items()}
-        return training_claims(curves, next(iter(found.values()))["epochs"])
+    found = trainings(shop, "toy-training", METHODS, *LENGTH[shop.scale_name])
+    curves = {name: np.mean([run["expected"] for run in entry["runs"]], 0).tolist() for name, entry in found.items()}
+    return training_claims(curves, next(iter(found.values()))["epochs"])
 
 
 def trainings(shop: Workshop, stage: str, methods: Sequence[str], epochs: int, networks: int) -> dict[str, dict[str, Any]]:
@@ -143,38 +137,32 @@ def training_claims(curves: Mapping[str, Sequence[float]], epochs: Sequence[floa
     )
 
 
-@final
-class ToyExample(Experiment):
-    """Two overlapping classes in the plane (a), the predictive probability of a network trained by the expected loss, which
-    tends to be deterministic (b), and by a 10-sample bound, which fits the uncertainty of the data (c), and three members of
-    that ensemble, with all noises fixed (d to f).
+@experiment("toy-example", "Figure B.1", seconds=(3, 200, 400), cells=(2, 2, 2))
+def toy_example(shop: Workshop) -> Iterator[Claim]:
+    """Appendix B: the toy problem, trained by the expected loss and by the 10-sample bound.
+
+    Two overlapping classes in the plane (a), the predictive probability of a network trained by the expected loss, which tends
+    to be deterministic (b), and by a 10-sample bound, which fits the uncertainty of the data (c), and three members of that
+    ensemble, with all noises fixed (d to f).
     """
-
-    name = "toy-example"
-    title = "Appendix B: the toy problem, trained by the expected loss and by the 10-sample bound"
-    place = "Figure B.1"
-    seconds = (3, 200, 400)
-    cells = (2, 2, 2)
-
-    def run(self, shop: Workshop) -> Iterator[Claim]:
-        epochs = EXAMPLE_EPOCHS[shop.scale_name]
-        cells = [
-            Cell(
-                f"toy-example-{'bound' if bound else 'expected'}",
-                train_example,
-                {"bound": bound, "epochs": epochs, "widths": list(WIDTHS), "draws": DRAWS, "seed": shop.seed},
-                cost=epochs,
-            )
-            for bound in (False, True)
-        ]
-        records = shop.cells(self.name, cells)
-        expected, bound = (records[cell.name]["result"] for cell in cells)
-        x, y = shop.data.x, shop.data.y
-        points = [[[round(float(v), 4) for v in point] for point in x[y == k]] for k in range(2)]
-        shown = {key: value for key, value in expected.items() if key != "members"}
-        stored = {"points": points, "expected": shown, "bound": bound, "draws": DRAWS, "grid": list(GRID)}
-        plots.toy_example(shop.store(self.name, stored), shop.folder / self.name)
-        return example_claims(expected, bound)
+    epochs = EXAMPLE_EPOCHS[shop.scale_name]
+    cells = [
+        Cell(
+            f"toy-example-{'bound' if bound else 'expected'}",
+            train_example,
+            {"bound": bound, "epochs": epochs, "widths": list(WIDTHS), "draws": DRAWS, "seed": shop.seed},
+            cost=epochs,
+        )
+        for bound in (False, True)
+    ]
+    records = shop.cells("toy-example", cells)
+    expected, bound = (records[cell.name]["result"] for cell in cells)
+    x, y = shop.data.x, shop.data.y
+    points = [[[round(float(v), 4) for v in point] for point in x[y == k]] for k in range(2)]
+    shown = {key: value for key, value in expected.items() if key != "members"}
+    stored = {"points": points, "expected": shown, "bound": bound, "draws": DRAWS, "grid": list(GRID)}
+    plots.toy_example(shop.store("toy-example", stored), shop.folder / "toy-example")
+    return example_claims(expected, bound)
 
 
 def train_example(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:

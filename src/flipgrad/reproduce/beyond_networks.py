@@ -1,4 +1,4 @@
-"""Gradients of every option in small and wide networks: their accuracy, and what they cost.
+"""Gradients of every option in small and wide networks: their accuracy, what they cost, and how networks train with them.
 
 Small networks are measured against the exact gradient. In wide ones that is out of reach: there, against the mean of very many
 draws of PSA. That mean is PSA's own expectation. It is the exact gradient in the last layer and the head, and biased elsewhere.
@@ -7,7 +7,7 @@ draws of PSA. That mean is PSA's own expectation. It is the exact gradient in th
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,43 @@ from torch import Tensor
 
 from flipgrad import files
 from flipgrad.benchmarks.step import gradient
-from flipgrad.contract import Estimator
+from flipgrad.bounds import MeanOfDraws
+from flipgrad.contract import Estimator, LayerCall, LocalEstimator, Network
 from flipgrad.data import DataSet, Split
+from flipgrad.estimators.names import for_training
 from flipgrad.gradeval import Reference, ReferenceLayer
 from flipgrad.gradeval.draws import Problem, one_by_one, stream
 from flipgrad.gradeval.evaluate import accuracy_of_draws, mean_of_draws
 from flipgrad.machine import fastest, threads
 from flipgrad.network import Sequential
-from flipgrad.objectives import CrossEntropy
+from flipgrad.objectives import CrossEntropy, Objective
+from flipgrad.plots.options import KEYS, PAPER, Grid, Net, Trained
 from flipgrad.reproduce._cells import Cell, Place, read_result
-from flipgrad.reproduce._training import RUN, prepared
 from flipgrad.reproduce._workshop import ToyNet, Workshop
-from flipgrad.reproduce.beyond.options import LABELS, OPTIONS, PAPER, WAYS, Net, named, of_draws, per_layer
-from flipgrad.reproduce.beyond.trainings import Setting
+from flipgrad.reproduce.learning import RUN, TrainingPlan, prepared, trainings
+from flipgrad.sampling import states as sampled_states
 from flipgrad.training import TrainConfig, make_net, read_weights
+
+# The paper's own first: psa:sampled is PSA, st is ST, psa:enhanced the head of its appendix.
+OPTIONS = (
+    *("psa:sampled", "psa:enhanced", "psa:posterior", "psa:rao-blackwell", "psa:mean"),
+    *("st:sampled", "st:posterior", "st:rao-blackwell", "st:mean"),
+)
+# How a gradient is made of several draws, by what tables call it: the option, and how.
+WAYS = {
+    "PSA posterior, 2 draws": ("psa:posterior", "independent"),
+    "PSA posterior, Z and −Z": ("psa:posterior", "antithetic"),
+    "PSA mean, 2 draws": ("psa:mean", "independent"),
+    "PSA mean, Z and −Z": ("psa:mean", "antithetic"),
+    "PSA mean, 4 of the last layer": ("psa:mean", "last 4"),
+    "PSA mean, 16 of the last layer": ("psa:mean", "last 16"),
+}
+# What figures call the options.
+LABELS = [for_training(option, 1)[0] for option in OPTIONS]
+
+# The options that are trained with, over a grid of learning rates: which rates they bear, and how far they come.
+METHODS = ("st:sampled", "st:mean", "psa:sampled", "psa:posterior", "psa:mean")
+FEWER = ("st:sampled", "psa:sampled", "psa:posterior", "psa:mean")
 
 # Small networks beside 5-5-5, but at the smoke scale: a wider one, and those of other depths.
 OTHER_NETS = ((10, 10, 10), *((5,) * depth for depth in (2, 4, 5, 6, 7)))
@@ -58,7 +81,105 @@ MORE_REPEATS = 10
 SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 
 # The time of a gradient over that of PSA, by network and option.
-Costs = Mapping[str, Mapping[str, float]]
+Costs = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A network and its trainings with several ``methods`` at several ``rates``; cells are named by the ``key``.
+
+    Gradients are measured in the network that was trained at the rate ``looked_at``; None for one that is only trained.
+    """
+
+    key: str
+    title: str
+    plan: TrainingPlan
+    methods: tuple[str, ...]
+    rates: tuple[float, ...]
+    augment: str
+    looked_at: float | None = None
+
+    def cell(self, shop: Workshop, method: str, rate: float) -> Cell:
+        """One training."""
+        return self.plan.cell(shop, f"beyond-{self.key}-{method}-{rate:g}", method, self.augment, rate)
+
+
+def _plan(
+    data: str, images: int | None, held_out: int | None, watched: int, epochs: int, model: str, width: float = 1.0
+) -> TrainingPlan:
+    """Rates are given, so nothing is searched for; the noise goes with the root of the width, as in ``cifar``."""
+    noise = f"logistic:{width**0.5:g}" if model == "cifar" else "logistic"
+    return TrainingPlan(data, width, images, held_out, watched, epochs, noise=noise, model=model)
+
+
+FOUR, EIGHT = "-".join(["200"] * 4), "-".join(["200"] * 8)
+CIFAR = "quarter-width CIFAR net"
+GRID, CIFAR_GRID = (0.05, 0.1, 0.2, 0.3), (0.005, 0.015, 0.05)
+SETTINGS = {
+    "smoke": (
+        Setting("fc-4", "4 × 20, digits", _plan("digits", 128, 64, 64, 2, "20-20-20-20"), METHODS, (0.1,), "none"),
+        Setting(
+            "fc-8", "8 × 20, digits", _plan("digits", 128, 64, 64, 2, "20-20-20-20-20-20-20-20"), FEWER[:3], (0.1, 0.3), "none"
+        ),
+        Setting("conv", "convolutions, digits", _plan("digits", 128, 64, 64, 1, "digits", 0.25), FEWER, (0.05,), "none", 0.05),
+    ),
+    "small": (
+        Setting("fc-4", "4 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, FOUR), METHODS, GRID, "none", 0.1),
+        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, EIGHT), METHODS, GRID[:3], "none"),
+        Setting("conv", CIFAR, _plan("cifar10", 5000, 500, 1000, 3, "cifar", 0.25), FEWER, CIFAR_GRID, "flip-crop", 0.015),
+    ),
+    "paper": (
+        Setting("fc-4", "4 × 200, MNIST", _plan("mnist", None, None, 5000, 20, FOUR), METHODS, (0.02, *GRID), "none", 0.1),
+        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", None, None, 5000, 20, EIGHT), METHODS, (0.02, *GRID), "none"),
+        Setting(
+            "conv", CIFAR, _plan("cifar10", 20_000, 2000, 5000, 18, "cifar", 0.25), METHODS, CIFAR_GRID, "flip-crop", 0.015
+        ),
+    ),
+}
+
+
+def of_draws(option: str, way: str) -> Estimator:
+    """The estimator of an option (a specification) with "one" draw, or in one of the :data:`WAYS`."""
+    _, rule = for_training(option, 1)
+    if way == "one":
+        return rule
+    if way.startswith("last ") and isinstance(rule, LocalEstimator):
+        return LastLayer(rule, int(way.removeprefix("last ")))
+    return MeanOfDraws(rule, 2, antithetic=way == "antithetic")
+
+
+class LastLayer(LocalEstimator):
+    """One draw of all layers but the last, ``count`` of the last: its signals and the head's gradient are averaged.
+
+    Not for posterior inputs of the last layer: these belong to one draw of its states.
+    """
+
+    unbiased = False
+    citation = "Shekhovtsov, Yanush, Flach 2020"
+
+    def __init__(self, rule: LocalEstimator, count: int) -> None:
+        self.rule, self.count = rule, count
+
+    def passes(self, depth: int) -> int:
+        return self.rule.passes(depth)
+
+    def states(self, call: LayerCall) -> Tensor:
+        return self.rule.states(call)
+
+    def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+        if last.distribution is None:
+            raise RuntimeError("the last layer drew no states")
+        # Other values, the same gradient: what comes back to all of them goes on to the layer once, added up.
+        carried = states - states.detach()
+        every = [states, *(sampled_states(last.draw, last.noise, last.distribution.a) + carried for _ in range(self.count - 1))]
+        return torch.stack([self.rule.head(net, last, some, objective) for some in every]).mean(0)
+
+
+def per_layer(entries: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """The numbers of one draw from accuracies as :mod:`flipgrad.gradeval` gives them, layer by layer."""
+    rows = [{**entry, "rmse": entry["rmse"][0], "cosine": entry["cosine_mean"][0]} for entry in entries]
+    # In few digits: a file to be kept.
+    return {key: [float(f"{row[key]:.5g}") for row in rows] for key in KEYS}
 
 
 def small_nets(shop: Workshop) -> list[ToyNet]:
@@ -84,17 +205,18 @@ def measure_small(shop: Workshop, costs: Costs) -> list[Net]:
 def measure_wide(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> list[Net]:
     """The accuracy of every option in the wide networks that are looked at, before and after their training."""
     ways = {label: (option, "one") for label, option in zip(LABELS, OPTIONS, strict=True)} | WAYS
-    looked_at = [(setting, state) for setting in settings if setting.looked_at is not None for state in STATES]
-    references, cells = {}, {}
-    for where in looked_at:
-        references[where], cells[where] = _cells(shop, *where, ways)
-    made = shop.cells("beyond", list(references.values()))
-    drawn = shop.cells("beyond", [cell for several in cells.values() for cell in several.values()])
+    looked_at = [
+        (setting, state, *_cells(shop, setting, state, ways))
+        for setting in settings
+        if setting.looked_at is not None
+        for state in STATES
+    ]
+    made = shop.cells("beyond", [reference for _, _, reference, _ in looked_at])
+    drawn = shop.cells("beyond", [cell for *_, cells in looked_at for cell in cells.values()])
     nets = []
-    for setting, state in looked_at:
-        reference, several = references[setting, state], cells[setting, state]
+    for setting, state, reference, cells in looked_at:
         layers = made[reference.name]["result"]["layers"]
-        numbers = {label: per_layer(drawn[cell.name]["result"]["layers"]) for label, cell in several.items()}
+        numbers = {label: per_layer(drawn[cell.name]["result"]["layers"]) for label, cell in cells.items()}
         error = max(layer["error"] for layer in layers)
         nets.append(
             Net(
@@ -142,7 +264,7 @@ def reference_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
         net.initialize(data.train.x[:INITIAL], generator=torch.Generator().manual_seed(config.seed))
     x, y = (part[: settings["points"]].clone() for part in (data.train.x, data.train.y))
     problem, count = Problem(net, x, CrossEntropy(y)), settings["draws"]
-    label, estimator = named(MEASURED)
+    label, estimator = for_training(MEASURED, 1)
     reference = mean_of_draws(problem.layers(), label, count, _draws(problem, estimator, count, config.seed, place))
     weights = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
     known = torch.tensor([[layer.length, layer.error] for layer in reference.layers])
@@ -167,7 +289,7 @@ def option_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     problem, count = Problem(net, x, CrossEntropy(y)), settings["option_draws"]
     layers = problem.layers()
     known = [ReferenceLayer(layer, *numbers) for layer, numbers in zip(layers, stored["known"].tolist(), strict=True)]
-    reference = Reference(stored["gradient"], "draws", named(MEASURED)[0], settings["draws"], known)
+    reference = Reference(stored["gradient"], "draws", for_training(MEASURED, 1)[0], settings["draws"], known)
     # The same noise for all options, so that their numbers differ by what they do with it.
     made = _draws(problem, of_draws(settings["option"], settings["way"]), count, settings["config"]["seed"], place, "options")
     return {"layers": [asdict(layer) for layer in accuracy_of_draws(layers, reference, settings["option"], count, made)]}
@@ -190,7 +312,7 @@ def _draws(
         place.tick(min(1.0, (start + DRAWS_AT_ONCE) / count))
 
 
-def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> dict[str, dict[str, float]]:
+def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> Costs:
     """The time of a gradient over that of PSA, by network and option; found again where it was measured before.
 
     It runs alone and on one thread, as the trainings do.
@@ -199,7 +321,7 @@ def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> dict[str, dict
     if not path.exists():
         batch, repeats = SCALES[shop.scale_name]
         several = repeats * MORE_REPEATS if repeats > 1 else 1
-        options = dict(named(option) for option in OPTIONS)
+        options = dict(for_training(option, 1) for option in OPTIONS)
         ways = {label: of_draws(*way) for label, way in WAYS.items()}
         seconds: dict[str, dict[str, float]] = {}
         for net in small_nets(shop):
@@ -213,7 +335,7 @@ def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> dict[str, dict
             network = _network(config, x, y).initialize(x, generator=generator)
             seconds[setting.key] = _time(shop, setting.key, network, x, y, {**options, **ways}, repeats)
         shop.store(COSTS, {"seconds": seconds, "batch": batch, "repeats": repeats})
-    stored: dict[str, dict[str, float]] = read_result(path)["seconds"]
+    stored: Costs = read_result(path)["seconds"]
     return {name: {label: own / times[PAPER] for label, own in times.items()} for name, times in stored.items()}
 
 
@@ -230,3 +352,22 @@ def _time(
     with threads(1):
         # The processor's time, as others may be using it.
         return fastest(works, repeats=repeats, clock=time.process_time, done=done)
+
+
+def train(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> list[Grid]:
+    """All trainings of all settings."""
+    wanted = [(setting, method, rate) for setting in settings for method in setting.methods for rate in setting.rates]
+    found = trainings(shop, "beyond", [setting.cell(shop, method, rate) for setting, method, rate in wanted])
+    grids = []
+    for setting in settings:
+        plan = setting.plan
+        images = "all" if plan.images is None else f"{plan.images:,}"
+        words = f"{images} images, {plan.epochs} epoch{'s' * (plan.epochs > 1)}, {plan.noise} noise"
+        runs = [
+            Trained(run.method, rate, run.curve("train_loss").tolist(), run.diverged)
+            for (of, _, rate), run in zip(wanted, found, strict=True)
+            if of is setting
+        ]
+        cost = {run.method: costs[setting.key][run.method] for run in runs}
+        grids.append(Grid(setting.title, words, list(setting.rates), plan.epochs, runs, cost))
+    return grids
