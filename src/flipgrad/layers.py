@@ -189,10 +189,28 @@ class BinaryLinear(BinaryLayer, nn.Linear):
     ``nn.BatchNorm1d(out_features)`` or :class:`flipgrad.ScaleShift` of the pre-activations, before the noise and the sign. It
     is folded into the weight that estimators see, see :mod:`flipgrad.norms`; the layer's own bias may then be left out.
 
+    With ``weights="binary"`` the layer computes with weights ±1 and one scale per output, the norm's or, without a norm, the
+    parameter ``weight_scale``. The parameter ``weight`` then holds *latent* weights: a checkpoint of real weights loads, and
+    goes on as binary. Discrete derivatives in states and in weights are exact at the price of ordinary ones, for every noise
+    (:mod:`flipgrad.flips.rank_one`). If the input is real-valued, those in weights cost more.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as for ``nn.Linear``.
+        noise: of the units, logistic by default.
+        norm: of the pre-activations, none by default.
+        weights: "real", or "binary".
+        weight_noise: the noise Z of binary weights sign(weight - Z), drawn once per evaluation for all examples of the batch.
+            Without it, as by default, they are sign(weight), and the gradient in the sign goes to the latent weight as it is.
+            That learns as fast as real weights do; weights that are drawn learn slowly, as long as many are undecided.
+        weight_clip: without a ``weight_noise``, a latent weight beyond this size gets no gradient. None never clips.
+
     >>> layer = BinaryLinear(4, 2)
     >>> states = layer(torch.randn(3, 4))
     >>> states.shape, bool((states.abs() == 1).all())
     (torch.Size([3, 2]), True)
+    >>> BinaryLinear(4, 2, weights="binary").effective_weight().abs()
+    tensor([[0.5000, 0.5000, 0.5000, 0.5000],
+            [0.5000, 0.5000, 0.5000, 0.5000]], grad_fn=<AbsBackward0>)
     """
 
     input_dims = 1
@@ -226,9 +244,10 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
     """A convolutional binary layer: ``nn.Conv2d``, noise, sign.
 
     Takes the arguments of ``nn.Conv2d``, keeps its parameters' names, and adds ``noise``, ``norm`` (an
-    ``nn.BatchNorm2d(out_channels)`` or :class:`flipgrad.ScaleShift`, as for :class:`BinaryLinear`) and ``padding_value``. A
-    position padded with 0 is no unit; ``padding_value`` = -1 or +1 pads with a constant state instead, so that every input of
-    the convolution is ±1. Padding that repeats units ("reflect", "replicate", "circular") is for real-valued inputs only.
+    ``nn.BatchNorm2d(out_channels)`` or :class:`flipgrad.ScaleShift`), ``weights``, ``weight_noise`` and ``weight_clip``, all as
+    for :class:`BinaryLinear`, and ``padding_value``. A position padded with 0 is no unit; ``padding_value`` = -1 or +1 pads
+    with a constant state instead, so that every input of the convolution is ±1. Padding that repeats units ("reflect",
+    "replicate", "circular") is for real-valued inputs only.
 
     >>> BinaryConv2d(1, 8, 3, padding=1, padding_value=-1)(torch.randn(2, 1, 8, 8)).shape
     torch.Size([2, 8, 8, 8])
