@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flip_layers import Layer, small_convolutions
+from flip_layers import Layer, rounding_of_terms, small_convolutions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flipgrad import flips
 from flipgrad.errors import InputError
 from flipgrad.flips import Geometry, naive, vectorized
-from flipgrad.flips.ordinary import input_gradient
 from flipgrad.noise import Laplace, Logistic, Normal, Uniform
 from random_tensors import channels_last, layouts, normal, states, strided
 
@@ -41,10 +40,8 @@ class Case(Layer):
         # Differences of probabilities near 1 are rounded: the reference's, and but for logistic noise the product's own. They
         # may be large beside their sum.
         rounding = 1e-15 if isinstance(self.noise, Logistic) else max(1e-15, torch.finfo(self.x.dtype).eps)
-        # So may the terms themselves, each of which is rounded: |F(a) - F(a - 2w)| is at most 2 |w| times the density's peak.
-        peak = 2 * self.noise.pdf(torch.zeros(()))
-        terms = peak * input_gradient(self.grad.abs(), self.weight.abs(), self.x, self.geometry).double()
-        rounded = 4 * torch.finfo(self.x.dtype).eps * terms.norm()
+        # So may the terms themselves.
+        rounded = rounding_of_terms(self.grad, self.weight, self.x, self.noise, self.geometry, self.x.dtype)
         allowed = relative * expected.norm() + rounding * self.grad.double().abs().sum() + rounded
         assert float((actual.double() - expected).norm()) <= float(allowed)
 

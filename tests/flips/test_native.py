@@ -101,6 +101,11 @@ def test_kernels_are_naive(cases, data, layout):
 
 
 @needs_library
+def test_terms_of_either_sign_may_be_large_beside_their_sum():
+    on_both_paths(lambda: Case((1, 1), (33, 1), size=2.0, seed=104).assert_right(*PRECISION))
+
+
+@needs_library
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("reach", [1.0, 20.0, 100.0])
