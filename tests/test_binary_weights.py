@@ -587,3 +587,18 @@ def test_a_network_with_binary_weights_is_the_one_with_real_weights_of_the_same_
             assert_same(found[key], expected[key])
         if norm and "sampled" in (estimator.inputs,):
             assert_same(found["1.norm.scale"], expected["1.norm.scale"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", [fg.PSA(), fg.ST()], ids=repr)
+def test_a_step_compiles_as_one_graph(estimator):
+    net, x = convolutional(fg.Logistic(0.2), fg.ScaleShift).float(), normal(3, 1, 8, 8).float()
+    objective = fg.CrossEntropy(torch.tensor([0, 1, 2]))
+    z = [normal(3, 4, 6, 6), normal(3, 6, 6, 6), normal(3, 5)]
+    w = [normal(*net[k].weight.shape) for k in (1, 4)]
+
+    def loss() -> Tensor:
+        return net(x, objective, estimator=estimator, noise=z, weight_noise=w).mean()
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    assert_same(gradients(compiled(), net), gradients(loss(), net), 1e-5)
