@@ -21,7 +21,7 @@ LAYERS = [
     ["noise"],
     ["flips"],
     ["pooling", "sampling"],
-    ["affine", "objectives"],
+    ["affine", "binary_weights", "objectives"],
     ["norms", "contract"],
     ["record"],
     ["layers"],

@@ -56,8 +56,8 @@ def test_state_dict_is_torchs(make, make_torch, shape):
 @pytest.mark.parametrize(
     ("kind", "torch_kind", "added"),
     [
-        (fg.BinaryLinear, nn.Linear, ["noise", "norm"]),
-        (fg.BinaryConv2d, nn.Conv2d, ["noise", "norm", "padding_value"]),
+        (fg.BinaryLinear, nn.Linear, ["noise", "norm", "weights", "weight_noise", "weight_clip"]),
+        (fg.BinaryConv2d, nn.Conv2d, ["noise", "norm", "padding_value", "weights", "weight_noise", "weight_clip"]),
     ],
 )
 def test_arguments_are_torchs_and_our_own(kind, torch_kind, added):

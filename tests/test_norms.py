@@ -230,7 +230,7 @@ def test_psa_in_training_mode_is_its_formula(name, kind, noise):
             direct.flatten(1)[:, i] = half * ((m(h, mean, variance) - m(moved, mean, variance)) * grad).flatten(1).sum(1)
             change = to_mean * (h - moved) + to_variance * ((h - mean) ** 2 - (moved - mean) ** 2)
             statistics.flatten(1)[:, i] = half * change.flatten(1).sum(1) / total
-    call = fg.contract.LayerCall(layer, x, True, layer.affine(views), lambda noise, a: torch.zeros_like(a))
+    call = fg.contract.LayerCall(layer, x, True, views, lambda noise, a: torch.zeros_like(a))
     states = paper_psa(exact=True).states(call)
     assert_same(states.detach(), torch.where(m(h, mean, variance) >= 1, 1.0, -1.0).double())
     actual = torch.autograd.grad(states, [x, *layer.parameters()], grad)

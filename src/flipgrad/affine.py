@@ -21,10 +21,48 @@ from flipgrad.flips import ordinary
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.guards import check_unchanged, has_hooks
 from flipgrad.noise import Noise
-from flipgrad.pooling import PoolModule, fold
+from flipgrad.pooling import PoolModule, fold, overlaps
 
 # Products with at most this many outputs, of at least this many examples, are laid out by outputs.
 NARROW, MANY = 12, 64
+
+
+@final
+@dataclass(frozen=True)
+class Signal:
+    """What comes back to the states sign(a - Z) of a layer: the gradient ``grad`` in their means.
+
+    Attributes:
+        x: the layer's input.
+        inputs: what a weight takes for it: ``x`` itself, or an average of every unit.
+        a: the pre-activations of ``x``.
+        grad: the gradient in the states.
+        noise: the distribution of Z.
+        share: with ``inputs`` that are averages, the share of the state not sampled, where the change of a weight's gradient
+            with its own input is to count.
+        binary: whether ``x`` is made of ±1 states.
+        flips: whether derivatives in binary variables are discrete.
+        tolerance: the relative error that is allowed in sums over flips, 0 for none.
+    """
+
+    x: Tensor
+    inputs: Tensor
+    a: Tensor
+    grad: Tensor
+    noise: Noise
+    share: Tensor | None = None
+    binary: bool = True
+    flips: bool = True
+    tolerance: float = 0.0
+
+    @property
+    def flips_units(self) -> bool:
+        """Whether the gradient in the input is the discrete one."""
+        return self.flips and self.binary
+
+    def slopes(self) -> Tensor:
+        """The ordinary gradient in the pre-activations."""
+        return 2 * self.noise.pdf(self.a) * self.grad
 
 
 class AffineMap(ABC):
@@ -48,11 +86,10 @@ class AffineMap(ABC):
         """The pre-activations of ``x``; differentiable in the ordinary way in ``x`` and in the parameters."""
 
     @abstractmethod
-    def gradients(self, inputs: Tensor | None, x: Tensor | None, grad: Tensor, *, flips: bool) -> tuple[Tensor | None, ...]:
-        """The gradient in the input ``x``, and those in :attr:`tensors`, for the gradient ``grad`` in the pre-activations.
+    def gradients(self, back: Signal, *, of_x: bool, of_parameters: bool) -> tuple[Tensor | None, ...]:
+        """The gradients in the input and in :attr:`tensors` of the states' means; None where they are not wanted.
 
-        The gradient of a weight takes ``inputs`` for its input. Where either is None, its gradient is not wanted. With
-        ``flips``, the gradient in the input is only what :meth:`flip_product` lacks.
+        In binary variables, states or weights, they are discrete if the signal says so, else ordinary.
         """
 
     @abstractmethod
@@ -104,6 +141,8 @@ class Affine(AffineMap):
 
     Pre-activations are computed as written. Flips need the coefficient of every state, so there poolings are folded into the
     weight: exactly, and anew every time, which costs no more than the weight's own size.
+
+    With ``binary_weights`` all weights are ±1, and a norm or a scale comes after them.
     """
 
     weight: Tensor
@@ -111,6 +150,7 @@ class Affine(AffineMap):
     geometry: Geometry | None = None
     padding: Padding | None = None
     views: tuple[nn.Module, ...] = ()
+    binary_weights: bool = False
 
     @property
     def channel_dim(self) -> int:
@@ -133,14 +173,33 @@ class Affine(AffineMap):
         padded = seen if self.padding is None else functional.pad(seen, *self.padding)
         return functional.conv2d(padded, self.weight, self.bias, *self.geometry)
 
-    def gradients(self, inputs: Tensor | None, x: Tensor | None, grad: Tensor, *, flips: bool) -> tuple[Tensor | None, ...]:
-        grad_x = None if x is None or flips else self.transposed(grad, x)
-        if inputs is None:
+    def gradients(self, back: Signal, *, of_x: bool, of_parameters: bool) -> tuple[Tensor | None, ...]:
+        slopes = back.slopes()
+        grad_x = None
+        if of_x and back.flips_units:
+            grad_x = self.flip_product(back.x, back.a, back.grad, back.noise, back.tolerance)
+        elif of_x:
+            grad_x = self.transposed(slopes, back.x)
+        if not of_parameters:
             return grad_x, None, None
-        rows, seen = (self._rows(t).to(self.weight.dtype) for t in (grad, self._seen(inputs)))
-        grad_weight = ordinary.weight_gradient(rows, self.weight, seen, self.geometry)
-        grad_bias = None if self.bias is None else rows.sum([dim for dim in range(rows.dim()) if dim != 1])
-        return grad_x, grad_weight, grad_bias
+        grad_weight = self.weight_gradient(back.inputs, slopes)
+        if back.share is not None:
+            # How the gradient of a weight changes with its own input.
+            product = self.slope_product(back.x, back.share, back.a, 2 * back.grad, back.noise, back.tolerance)
+            grad_weight = grad_weight + product
+        return grad_x, grad_weight, self.bias_gradient(slopes)
+
+    def weight_gradient(self, inputs: Tensor, grad: Tensor) -> Tensor:
+        """The ordinary gradient in the weight, which sees ``inputs``, for the gradient ``grad`` in the pre-activations."""
+        rows, seen = (self.rows(t).to(self.weight.dtype) for t in (grad, self.seen(inputs)))
+        return ordinary.weight_gradient(rows, self.weight, seen, self.geometry)
+
+    def bias_gradient(self, grad: Tensor) -> Tensor | None:
+        """The gradient in the bias, if there is one, for the gradient ``grad`` in the pre-activations."""
+        if self.bias is None:
+            return None
+        rows = self.rows(grad).to(self.bias.dtype)
+        return rows.sum([dim for dim in range(rows.dim()) if dim != 1])
 
     def transposed(self, values: Tensor, x: Tensor) -> Tensor:
         """The ordinary gradient in an input like ``x`` for the gradient ``values`` in its pre-activations."""
@@ -148,7 +207,7 @@ class Affine(AffineMap):
         values, wide = values.to(self.weight.dtype), x.detach().to(self.weight.dtype)
         if self.padding is None and not self.views:
             return ordinary.input_gradient(values, self.weight, wide, self.geometry).to(x.dtype)
-        transform: Any = torch.func.vjp(self._seen, wide)
+        transform: Any = torch.func.vjp(self.seen, wide)
         seen, pullback = transform
         result: Tensor = pullback(ordinary.input_gradient(values, self.weight, seen, self.geometry))[0]
         return result.to(x.dtype)
@@ -160,17 +219,17 @@ class Affine(AffineMap):
         return self._over_flips(flips.log_ratio, x, a, states, noise, tolerance)
 
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
-        form = self._flip_form(self.weight.detach(), x)
-        units, shares, a, grad = form.units(x), form.units(share), self._rows(a), self._rows(grad)
+        form = self.flip_form(self.weight.detach(), x)
+        units, shares, a, grad = form.units(x), form.units(share), self.rows(a), self.rows(grad)
         product = flips.slope_product(units, shares, a, grad, form.weight, noise, form.geometry, tolerance=tolerance)
         if not self.views:
             return product
-        return transpose(lambda weight: self._flip_form(weight, x).weight, self.weight, product)
+        return transpose(lambda weight: self.flip_form(weight, x).weight, self.weight, product)
 
     def variance(self, v: Tensor) -> Tensor:
         if self.geometry is None and not self.views:
             return linear(v, self.weight.square(), None)
-        form = self._flip_form(self.weight, v)
+        form = self.flip_form(self.weight, v)
         if form.geometry is None:
             return functional.linear(form.units(v), form.weight.square())
         return functional.conv2d(form.units(v), form.weight.square(), None, *form.geometry)
@@ -179,17 +238,33 @@ class Affine(AffineMap):
         self, of: Callable[..., Tensor], x: Tensor, a: Tensor, other: Tensor, noise: Noise, tolerance: float
     ) -> Tensor:
         """One of the sums of :mod:`flipgrad.flips`, for every unit of ``x``."""
-        form = self._flip_form(self.weight.detach(), x)
-        u = of(form.units(x), self._rows(a), self._rows(other), form.weight, noise, form.geometry, tolerance=tolerance)
+        form = self.flip_form(self.weight.detach(), x)
+        u = of(form.units(x), self.rows(a), self.rows(other), form.weight, noise, form.geometry, tolerance=tolerance)
+        return self.moved_back(form, x, u)
+
+    def moved_back(self, form: FlipForm, x: Tensor, u: Tensor) -> Tensor:
+        """Numbers ``u`` of the units as a ``form`` has them, where these are in ``x``."""
         if self.geometry is None or (self.padding is None and not self.views):
             return u.reshape(x.shape)
         return transpose(form.units, x, u)
 
-    def _flip_form(self, weight: Tensor, x: Tensor) -> FlipForm:
+    def share_of_a_unit(self, x: Tensor) -> Tensor | float | None:
+        """The size of all coefficients of states ``x`` where every weight is ±1; None if they differ.
+
+        That is what a pixel counts in the window of an average pooling; it differs if windows overlap.
+        """
+        if not self.views:
+            return 1.0
+        pools = [module for module in self.views if isinstance(module, PoolModule)]
+        if any(overlaps(module) for module in pools):
+            return None
+        return self.flip_form(self.weight.detach(), x).weight.abs().amax()
+
+    def flip_form(self, weight: Tensor, x: Tensor) -> FlipForm:
         """The map with this ``weight``, for states like ``x``."""
         if self.geometry is None:
             if not self.views:
-                return FlipForm(weight, None, self._rows)
+                return FlipForm(weight, None, self.rows)
             return FlipForm(folded_weight(weight, self.views, x), None, lambda units: units.flatten(1))
         if self.views:
             pools = [module for module in self.views if isinstance(module, PoolModule)]
@@ -200,12 +275,12 @@ class Affine(AffineMap):
         sides = self.padding.sides
         return FlipForm(weight, self.geometry, lambda units: functional.pad(units, sides))
 
-    def _seen(self, x: Tensor) -> Tensor:
+    def seen(self, x: Tensor) -> Tensor:
         """What the weight is multiplied with: ``x`` through the views, padded."""
         x = connect(self.views, x)
         return x if self.padding is None else functional.pad(x, *self.padding)
 
-    def _rows(self, t: Tensor) -> Tensor:
+    def rows(self, t: Tensor) -> Tensor:
         """Of a fully connected map one example in each row, whatever dimensions there are in front."""
         return t.reshape(-1, t.shape[-1]) if self.geometry is None else t
 
@@ -300,3 +375,13 @@ def transpose(function: Callable[[Tensor], Tensor], x: Tensor, values: Tensor) -
     _, pullback = transform
     result: Tensor = pullback(values)[0]
     return result
+
+
+def per_channel(weight: Tensor, scale: Tensor) -> Tensor:
+    """The ``weight`` [out, ...] with every output channel scaled."""
+    return weight * scale.view(-1, *[1] * (weight.dim() - 1))
+
+
+def over_channels(values: Tensor, affine: Affine) -> Tensor:
+    """``values`` [out] in a shape that broadcasts over the pre-activations of a map."""
+    return values if affine.geometry is None else values[:, None, None]

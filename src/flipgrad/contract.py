@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from flipgrad.affine import AffineMap, called
 from flipgrad.errors import InputError
-from flipgrad.noise import Noise
+from flipgrad.guards import without_derivative
+from flipgrad.noise import Noise, sign
 from flipgrad.objectives import Objective, evaluate
-from flipgrad.sampling import Draw, states
+from flipgrad.sampling import Draw, for_weights, states
 
 # The log-odds of what is not random.
 CERTAIN = 1e4
@@ -81,6 +82,46 @@ class Prior:
 
 
 @final
+@dataclass(frozen=True)
+class WeightCall:
+    """One evaluation of a layer's binary weights sign(latent - Z), as an estimator sees it.
+
+    Attributes:
+        latent: the layer's parameter.
+        noise: the distribution of Z; None where the weights are sign(latent), and nothing is drawn.
+        clip: of weights that are not drawn, a latent weight beyond it is to get no gradient.
+        draw: gives Z for the latent weights.
+    """
+
+    latent: Tensor
+    noise: Noise | None
+    clip: float | None
+    draw: Draw
+
+    def sample(self) -> Tensor:
+        """The weights, ±1, without a gradient."""
+        latent = self.latent.detach()
+        return sign(latent) if self.noise is None else states(for_weights(self.draw), self.noise, latent)
+
+    def drawn_from(self, who: str) -> Noise:
+        """The noise of weights that are drawn; on behalf of ``who``, others are refused."""
+        if self.noise is None:
+            raise InputError(
+                f"{who} relaxes the distribution of binary weights, and these are not drawn: give the layer a weight_noise, or "
+                "use fg.PSA(), fg.ST() or fg.HardST()"
+            )
+        return self.noise
+
+    def undefined(self) -> Tensor:
+        """The weights, with an error in place of a gradient: the rule where no estimator has one."""
+        return without_derivative(self.latent, self.sample())
+
+
+# Gives binary weights the gradient of an estimator.
+WeightRule = Callable[[WeightCall], Tensor]
+
+
+@final
 @dataclass
 class LayerCall:
     """One evaluation of a binary layer, as an estimator sees it.
@@ -89,19 +130,46 @@ class LayerCall:
         layer: the layer itself.
         x: its input.
         binary: whether ``x`` is made of ±1 states (then a zero is padding, no unit); else it is real-valued and never flipped.
-        affine: the map from ``x`` to the pre-activations.
+        views: linear modules that the layer sees its input through.
         draw: gives Z for given pre-activations.
         prior: with which probabilities binary states ``x`` were drawn, if that is known.
+        weight_rule: gives binary weights, where the layer has them.
         distribution: what the layer's own states were drawn from, after :meth:`sample`.
     """
 
     layer: Any
     x: Tensor
     binary: bool
-    affine: AffineMap
+    views: tuple[nn.Module, ...]
     draw: Draw
     prior: Prior | None = None
+    weight_rule: WeightRule = WeightCall.undefined
     distribution: StateDistribution | None = field(default=None, init=False)
+    _weight: Tensor | None = field(default=None, init=False)
+    _affine: AffineMap | None = field(default=None, init=False)
+    # Whoever asks first for the map, maybe under torch.no_grad, others differentiate it.
+    _differentiable: bool = field(default_factory=torch.is_grad_enabled, init=False)
+
+    @property
+    def affine(self) -> AffineMap:
+        """The map from the input to the pre-activations, the same one whenever it is asked for."""
+        if self._affine is None:
+            with torch.set_grad_enabled(self._differentiable):
+                self._affine = self.layer.affine(self.views, self._weights())
+        return self._affine
+
+    @property
+    def before_norm(self) -> AffineMap:
+        """The map without the layer's norm."""
+        result: AffineMap = self.layer.plain(self.views, self._weights())
+        return result
+
+    def _weights(self) -> Tensor | None:
+        """The binary weights, drawn once; None where the layer's are real."""
+        if self._weight is None and self.layer.weights == "binary":
+            layer = self.layer
+            self._weight = self.weight_rule(WeightCall(layer.weight, layer.weight_noise, layer.weight_clip, self.draw))
+        return self._weight
 
     @property
     def noise(self) -> Noise:
@@ -193,6 +261,12 @@ class Network:
         half = outputs.dtype in (torch.bfloat16, torch.float16)
         return outputs.float() if half or torch.is_autocast_enabled(outputs.device.type) else outputs
 
+    def check_real_weights(self, who: str) -> None:
+        """Refuse, on behalf of ``who``, binary weights."""
+        for layer in self.binary_layers:
+            if layer.weights == "binary":
+                raise no_weight_rule(who)
+
     def check_examples_alone(self, who: str) -> None:
         """Refuse, on behalf of ``who``, a network whose examples depend on each other through the statistics of a batch."""
         for layer in self.binary_layers:
@@ -202,6 +276,14 @@ class Network:
                     "depend on each other; call net.eval() (or norm.eval() alone) to use the running statistics, or take "
                     "norm=fg.ScaleShift(channels)"
                 )
+
+
+def no_weight_rule(who: str) -> InputError:
+    """The error of an estimator that is asked for the gradient of binary weights and has no rule for it."""
+    return InputError(
+        f"{who} has no rule for binary weights: use fg.PSA(), fg.ST() or fg.HardST(), or weights='real'; an estimator of your "
+        "own gives one by a method weights(self, call) like fg.ST's"
+    )
 
 
 def run_steps(steps: tuple[Step, ...], x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
@@ -272,13 +354,23 @@ class LocalEstimator(Estimator):
     def states(self, call: LayerCall) -> Tensor:
         """The layer's sampled (or relaxed) states, carrying the estimator's gradient."""
 
+    def weights(self, call: WeightCall) -> Tensor:
+        """A layer's sampled (or relaxed) binary weights, carrying the estimator's gradient; by default they are refused."""
+        raise no_weight_rule(type(self).__name__)
+
+    @final
+    def visit(self, call: LayerCall) -> Tensor:
+        """The :meth:`states` of a layer, with its binary weights, if any, by :meth:`weights`."""
+        call.weight_rule = self.weights
+        return self.states(call)
+
     @final
     def losses(self, net: Network, batch: Batch) -> Tensor:
         calls: list[LayerCall] = []
 
         def visit(call: LayerCall) -> Tensor:
             calls.append(call)
-            return self.states(call)
+            return self.visit(call)
 
         states = net.run(net.front(batch.x), visit, batch.draw)
         return self.head(net, calls[-1], states, batch.objective)

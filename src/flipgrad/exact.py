@@ -6,18 +6,22 @@ Layer k's states :math:`x^k` take :math:`2^n` values and form a Markov chain wit
 
 costs :math:`L \cdot 4^n` per data point instead of the :math:`2^{nL}` of enumerating all paths, and autograd gives the exact
 gradient in every parameter (paper, section 2.1). Only :math:`P^1` depends on the data.
+
+Binary weights that are drawn are summed over too: every configuration of them is a network, and the expectation is that over
+these networks. Of weights that are not drawn, sign(latent), the expected loss is a step function of the latent weights, whose
+derivative is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from flipgrad.affine import called
@@ -32,6 +36,11 @@ from flipgrad.steps import Apply, Branch, Sample
 
 # Entries of one transition matrix: 2**24 is 12 units to 12 units, or 64 MiB in float32.
 BUDGET = 2**24
+# Configurations of all drawn binary weights, and of these, numbers of the matrices that are held at once.
+WEIGHT_BUDGET, NUMBERS_AT_ONCE = 2**14, 2**22
+
+# The binary weights of layers.
+Weights = Mapping[nn.Module, Tensor]
 
 
 def expected_loss(net: Sequential | Network, x: Tensor, objective: Objective) -> Tensor:
@@ -41,9 +50,16 @@ def expected_loss(net: Sequential | Network, x: Tensor, objective: Objective) ->
     before the first binary layer are evaluated as they are.
 
     Raises:
-        InputError: if two neighbouring binary layers have more than 24 units together; the message says what would fit.
+        InputError: if two neighbouring binary layers have more than 24 units together, or more than 14 binary weights are
+            drawn; the message says what would fit.
     """
-    return _per_example(net, x, objective, lambda distribution, f: (distribution * f).sum(1))
+    return _per_example(
+        net,
+        x,
+        objective,
+        lambda distribution, f: (distribution * f).sum(1),
+        lambda log_p, losses: (log_p.exp()[:, None] * losses).sum(0),
+    )
 
 
 def marginal_loss(net: Sequential | Network, x: Tensor, objective: Objective) -> Tensor:
@@ -57,26 +73,41 @@ def marginal_loss(net: Sequential | Network, x: Tensor, objective: Objective) ->
         tiny = torch.finfo(distribution.dtype).tiny
         return -torch.logsumexp(distribution.clamp(min=tiny).log() - f, 1)
 
-    return _per_example(net, x, objective, combine)
+    return _per_example(net, x, objective, combine, lambda log_p, losses: -torch.logsumexp(log_p[:, None] - losses, 0))
 
 
 def predictive(net: Sequential, x: Tensor) -> Tensor:
     """The exact predictive probabilities E_Z[p(y | x)], [B, K]; refusing as :func:`expected_loss`."""
-    with keeping_buffers(net), _full_precision(x):
-        chain = _Chain.of(net, x)
+
+    def of(weights: Weights) -> Tensor:
+        chain = _Chain.of(net.network(), x, weights)
         p = probabilities(chain.outputs)
         return torch.cat([chain.distribution(part) @ p for part in chain.inputs.split(chain.rows)])
 
+    check_sequential(net, "exact")
+    with keeping_buffers(net), _full_precision(x):
+        return _over_weights(net.network(), of, lambda log_p, p: (log_p.exp()[:, None, None] * p).sum(0), len(x))
+
 
 def _per_example(
-    net: Sequential | Network, x: Tensor, objective: Objective, combine: Callable[[Tensor, Tensor], Tensor]
+    net: Sequential | Network,
+    x: Tensor,
+    objective: Objective,
+    combine: Callable[[Tensor, Tensor], Tensor],
+    mix: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
     """Combine, for every example, the probabilities [b, 2**n] of the last states with their losses.
 
-    Large batches go in parts, each computed again on the way back, if the objective can be split.
+    Large batches go in parts, each computed again on the way back, if the objective can be split. The results of several
+    configurations of weights are mixed by the logarithms of their probabilities.
     """
-    with _full_precision(x):
-        chain = _Chain.of(net, x)
+    if not isinstance(net, Network):
+        check_sequential(net, "exact")
+        net = net.network()
+    network = net
+
+    def of(weights: Weights) -> Tensor:
+        chain = _Chain.of(network, x, weights)
 
         def part(inputs: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
             # [2**n, b]
@@ -90,6 +121,43 @@ def _per_example(
             rows = slice(i, i + chain.rows)
             losses.append(checkpoint(part, chain.inputs[rows], chain.outputs, objective.select(rows), use_reentrant=False))
         return torch.cat(losses)
+
+    with _full_precision(x):
+        return _over_weights(network, of, mix, len(x))
+
+
+def _over_weights(
+    net: Network, of: Callable[[Weights], Tensor], mix: Callable[[Tensor, Tensor], Tensor], examples: int
+) -> Tensor:
+    """What ``of`` gives for the network's binary weights, mixed over all configurations of those that are drawn."""
+    binary = [layer for layer in dict.fromkeys(net.binary_layers) if layer.weights == "binary"]
+    fixed = {layer: sign(layer.weight.detach()) for layer in binary if layer.weight_noise is None}
+    drawn = [layer for layer in binary if layer.weight_noise is not None]
+    if not drawn:
+        return of(fixed)
+    sizes = [layer.weight.numel() for layer in drawn]
+    if sum(sizes) >= WEIGHT_BUDGET.bit_length():
+        most = WEIGHT_BUDGET.bit_length() - 1
+        raise InputError(
+            f"exact: {sum(sizes)} binary weights are drawn, which have 2^{sum(sizes)} configurations; the budget is 2^{most}: "
+            f"up to {most} drawn weights fit (those of 2 inputs and layers of 2 and 3 units are 10), or any number with "
+            "weight_noise=None. Estimate others with flipgrad.bounds.expected_loss"
+        )
+    bits = enumerate_states((sum(sizes),), drawn[0].weight.detach())
+    split = zip(drawn, bits.split(sizes, 1), strict=True)
+    every = [part.view(-1, *layer.weight.shape) for layer, part in split]
+    log_p = sum(
+        layer.weight_noise.log_prob(part, layer.weight).flatten(1).sum(1) for layer, part in zip(drawn, every, strict=True)
+    )
+
+    def some(*weights: Tensor) -> Tensor:
+        return torch.vmap(lambda *one: of({**fixed, **dict(zip(drawn, one, strict=True))}))(*weights)
+
+    # A guess of the units of a layer, to bound memory.
+    widest = max(min(12, len(layer.weight)) for layer in net.binary_layers)
+    count = max(1, NUMBERS_AT_ONCE // (examples * 2**widest))
+    chunks = zip(*(part.split(count) for part in every), strict=True)
+    return mix(log_p, torch.cat([checkpoint(some, *chunk, use_reentrant=False) for chunk in chunks]))
 
 
 def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
@@ -122,34 +190,32 @@ class _Chain:
 
     inputs: Tensor
     first: Step
+    weights: Weights
     matrices: list[Tensor]
     outputs: Tensor
     rows: int
 
     @staticmethod
-    def of(net: Sequential | Network, x: Tensor) -> _Chain:
-        if not isinstance(net, Network):
-            check_sequential(net, "exact")
-            net = net.network()
+    def of(net: Network, x: Tensor, weights: Weights) -> _Chain:
         if not len(x):
             raise InputError("exact: the batch is empty; give at least one example")
         net.check_examples_alone("exact")
         x = net.front(x)
         with torch.no_grad():
-            _, states = _transitions(net.steps[:1], x[:1])
-        matrices, last = _transitions(net.steps[1:], states)
+            _, states = _transitions(net.steps[:1], x[:1], weights)
+        matrices, last = _transitions(net.steps[1:], states, weights)
         widest = max([len(states), *(matrix.shape[1] for matrix in matrices)])
-        return _Chain(x, net.steps[0], matrices, net.outputs(last), max(1, BUDGET // 8 // widest))
+        return _Chain(x, net.steps[0], weights, matrices, net.outputs(last), max(1, BUDGET // 8 // widest))
 
     def distribution(self, inputs: Tensor) -> Tensor:
         """The probabilities [b, 2**n] of the last layer's states, for some of the ``inputs``."""
-        (distribution,), _ = _transitions([self.first], inputs)
+        (distribution,), _ = _transitions([self.first], inputs, self.weights)
         for matrix in self.matrices:
             distribution = distribution @ matrix
         return distribution
 
 
-def _transitions(steps: Iterable[Step], x: Tensor) -> tuple[list[Tensor], Tensor]:
+def _transitions(steps: Iterable[Step], x: Tensor, weights: Weights) -> tuple[list[Tensor], Tensor]:
     """The matrices [N, 2**n] of ``steps`` from each of their N inputs, ``x`` for the first, and the states after the last."""
     matrices = []
     for step in steps:
@@ -157,9 +223,9 @@ def _transitions(steps: Iterable[Step], x: Tensor) -> tuple[list[Tensor], Tensor
             x = called([step.module], x)
             continue
         if isinstance(step, Sample):
-            matrix, x = _layer(step, x)
+            matrix, x = _layer(step, x, weights)
         elif isinstance(step, Branch):
-            matrix, x = _joint([_branch(chain, x) for chain in step.chains], step.dim)
+            matrix, x = _joint([_branch(chain, x, weights) for chain in step.chains], step.dim)
         else:
             raise InputError(
                 f"exact: the transitions of {type(step).__name__} are not known; use flipgrad.bounds.expected_loss"
@@ -168,11 +234,12 @@ def _transitions(steps: Iterable[Step], x: Tensor) -> tuple[list[Tensor], Tensor
     return matrices, x
 
 
-def _layer(step: Sample, x: Tensor) -> tuple[Tensor, Tensor]:
+def _layer(step: Sample, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
     """The transition matrix of a layer from the inputs ``x`` [N, ...], and the layer's states."""
     evaluated: list[Tensor] = []
 
     def visit(call: LayerCall) -> Tensor:
+        call.weight_rule = lambda _: weights[call.layer]
         evaluated.append(call.affine(call.x))
         return sign(evaluated[0].detach())
 
@@ -190,9 +257,9 @@ def _layer(step: Sample, x: Tensor) -> tuple[Tensor, Tensor]:
     return matrix, enumerate_states(a.shape[1:], a)
 
 
-def _branch(chain: Sequence[Step], x: Tensor) -> tuple[Tensor, Tensor]:
+def _branch(chain: Sequence[Step], x: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
     """The matrix from each of the inputs ``x`` to the states after a chain of steps, and these states."""
-    matrices, states = _transitions(chain, x)
+    matrices, states = _transitions(chain, x, weights)
     if matrices:
         return reduce(torch.matmul, matrices), states
     # A branch that only moves units around leads from every state to itself.

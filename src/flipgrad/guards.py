@@ -211,3 +211,39 @@ def keeping_buffers(net: nn.Module) -> Iterator[None]:
     finally:
         for module, buffers in zip(owners, before, strict=True):
             module._buffers.update(buffers)
+
+
+def without_derivative(latent: Tensor, states: Tensor) -> Tensor:
+    """States sign(latent - Z), or weights, whose derivative nobody has chosen: an error on the way back."""
+    result: Tensor = _UndefinedGradient.apply(latent, states)  # type: ignore[no-untyped-call]
+    return result
+
+
+@final
+class _UndefinedGradient(torch.autograd.Function):
+    """A sampled sign, whose derivative nobody has chosen."""
+
+    @staticmethod
+    def forward(a: Tensor, states: Tensor) -> Tensor:
+        return states.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        # An operator: torch.compile looks at the way back, too, before anyone has asked to go it.
+        return torch.ops.flipgrad.refuse_backward(grads[0]), None
+
+
+def _refuse_backward(grad: Tensor) -> Tensor:
+    raise RuntimeError(
+        "backward() through sampled binary states without an estimator: call net(x, objective, estimator=fg.PSA()), or "
+        "fg.use(model, fg.PSA()) before model(x); or evaluate under torch.no_grad()"
+    )
+
+
+torch.library.define("flipgrad::refuse_backward", "(Tensor grad) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+torch.library.impl("flipgrad::refuse_backward", "default", _refuse_backward)
+torch.library.register_fake("flipgrad::refuse_backward", torch.empty_like)

@@ -3,20 +3,23 @@ r"""Binary layers: an affine map, injected noise, and a sign, :math:`x' = \mathr
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypeVar, final
+from typing import Any, ClassVar, Literal, TypeVar, final, get_args
 
 import torch
 from torch import Generator, Tensor, nn
 
-from flipgrad.affine import Affine, AffineMap, Padding
-from flipgrad.contract import LayerCall, LocalEstimator, check_estimator
+from flipgrad.affine import Affine, AffineMap, Padding, per_channel
+from flipgrad.contract import LayerCall, LocalEstimator, WeightCall, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.flips import Geometry
-from flipgrad.guards import capturing, check_exportable, estimate, refuse_scripting, uncompiled
-from flipgrad.noise import Logistic, Noise
-from flipgrad.norms import Norm, check_norm, normalised, per_channel, scale_and_shift, uses_batch
+from flipgrad.guards import capturing, check_exportable, estimate, refuse_scripting, uncompiled, without_derivative
+from flipgrad.noise import Logistic, Noise, sign
+from flipgrad.norms import Norm, check_norm, normalised, scale_and_shift, uses_batch
 from flipgrad.record import Record, mark
-from flipgrad.sampling import fresh, given
+from flipgrad.sampling import Apart, Draw, fresh, given
+
+# What a layer's weights are: any numbers, or ±1 times a scale per output channel.
+WeightKind = Literal["real", "binary"]
 
 
 class BinaryLayer(nn.Module, ABC):
@@ -24,39 +27,96 @@ class BinaryLayer(nn.Module, ABC):
 
     weight: Tensor
     bias: Any
+    weight_scale: nn.Parameter | None
     input_dims: ClassVar[int]
     estimator: LocalEstimator | None = None
     generator: Generator | None = None
     __prepare_scriptable__ = refuse_scripting
 
-    def __init__(self, *arguments: Any, noise: Noise | None, norm: Norm | None) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        noise: Noise | None,
+        norm: Norm | None,
+        weights: WeightKind,
+        weight_noise: Noise | None,
+        weight_clip: float | None,
+    ) -> None:
         super().__init__(*arguments)
         self.noise = noise or Logistic()
         self.norm = norm
+        self.weights = weights
+        self.weight_noise = weight_noise
+        self.weight_clip = weight_clip
+        self._check_weights()
+        own_scale = weights == "binary" and norm is None
+        self.register_parameter("weight_scale", nn.Parameter(_first_scale(self.weight)) if own_scale else None)
         check_norm(norm, self.plain())
 
     @abstractmethod
-    def plain(self) -> Affine:
-        """The map before the norm, with its parameters as they are now."""
+    def map_of(self, weight: Tensor) -> Affine:
+        """The map before the norm with this ``weight``, and the other parameters as they are now."""
+
+    @final
+    def plain(self, views: tuple[nn.Module, ...] = (), weight: Tensor | None = None) -> Affine:
+        """The map before the norm. Binary weights are ``weight``, or the likeliest, and have no scale here.
+
+        ``views`` are linear modules that the layer sees its input through.
+        """
+        if self.weights == "real":
+            return replace(self.map_of(self.weight), views=views)
+        return replace(self.map_of(sign(self.weight.detach()) if weight is None else weight), views=views, binary_weights=True)
 
     def check_takes_states(self) -> None:
         """Refuse a configuration that is sound only for real-valued inputs."""
 
     @final
-    def affine(self, views: tuple[nn.Module, ...] = ()) -> AffineMap:
-        """The map to the pre-activations, norm included, with its parameters as they are now.
-
-        ``views`` are linear modules that the layer sees its input through.
-        """
-        plain = replace(self.plain(), views=views)
+    def affine(self, views: tuple[nn.Module, ...] = (), weight: Tensor | None = None) -> AffineMap:
+        """The map to the pre-activations, norm and scale included; see :meth:`plain`."""
+        plain = self.plain(views, weight)
         # Anew each time: a norm may have been replaced, by torch's converters for instance.
         check_norm(self.norm, plain)
-        return normalised(plain, self.norm)
+        return normalised(plain, self.norm, self.weight_scale)
 
     @final
     def effective_weight(self) -> Tensor:
-        """The weight times the norm's scale, which is what flips depend on; of ``BatchNorm``, that of eval mode."""
-        return self.weight if self.norm is None else per_channel(self.weight, scale_and_shift(self.norm)[0])
+        """The weight times its scale, which is what flips depend on; of ``BatchNorm``, that of eval mode.
+
+        Of binary weights, the likeliest.
+        """
+        weight = self.plain().weight
+        if self.norm is not None:
+            return per_channel(weight, scale_and_shift(self.norm)[0])
+        return weight if self.weight_scale is None else per_channel(weight, self.weight_scale)
+
+    @final
+    def _check_weights(self) -> None:
+        """Refuse options of the weights that do not go together."""
+        name = type(self).__name__
+        if self.weights not in get_args(WeightKind):
+            raise InputError(f"{name}(weights={self.weights!r}): choose 'real' or 'binary'")
+        if self.weights == "real" and (self.weight_noise is not None or self.weight_clip is not None):
+            raise InputError(f"{name}: weight_noise and weight_clip are options of weights='binary', these are real")
+        if self.weight_noise is not None and not isinstance(self.weight_noise, Noise):
+            raise InputError(f"{name}(weight_noise={self.weight_noise!r}): give a noise, e.g. fg.Logistic(0.1), or None")
+        if self.weight_clip is not None and not self.weight_clip > 0:
+            raise InputError(f"{name}(weight_clip={self.weight_clip}): the limit must be positive, e.g. 1.0")
+        if self.weight_clip is not None and self.weight_noise is not None:
+            raise InputError(f"{name}: weight_clip is for weights that are not drawn; leave out it or weight_noise")
+
+    @final
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        # A checkpoint of real weights goes on as binary ones of the same mean size.
+        weight, own = state_dict.get(f"{prefix}weight"), f"{prefix}weight_scale"
+        if self.weight_scale is not None and own not in state_dict and isinstance(weight, Tensor) and weight.dim() > 1:
+            state_dict = {**state_dict, own: weight.abs().flatten(1).mean(1)}
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    @final
+    def options_repr(self) -> str:
+        """The noise and, of binary weights, these, as ``repr`` shows them."""
+        weights = f", weights='binary', weight_noise={self.weight_noise}" if self.weights == "binary" else ""
+        return f"noise={self.noise}{weights}"
 
     @final
     @property
@@ -71,6 +131,7 @@ class BinaryLayer(nn.Module, ABC):
         estimator: LocalEstimator | None = None,
         generator: Generator | None = None,
         noise: Tensor | None = None,
+        weight_noise: Tensor | None = None,
         binary: bool | None = None,
         within: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
@@ -82,6 +143,7 @@ class BinaryLayer(nn.Module, ABC):
                 through the sampled sign is an error.
             generator: the source of randomness.
             noise: Z itself, instead of drawing it; it broadcasts to the pre-activations.
+            weight_noise: that of binary weights, likewise.
             binary: whether ``x`` holds states, to be flipped by estimators that do so. By default found out from where ``x``
                 came from, by autograd's record: each of its entries must then be one unit of another binary layer, moved or
                 with its sign changed, and still ±1, unless the estimator relaxes states. With False the layer's derivative in
@@ -92,11 +154,15 @@ class BinaryLayer(nn.Module, ABC):
             return within(x)
         check_exportable()
         _check_local(estimator, type(self).__name__)
-        return uncompiled(self._alone, x, estimator or self.estimator or UNDEFINED, generator, noise, binary)
+        drawn = fresh(generator or self.generator)
+        if weight_noise is not None and self.weight_noise is None:
+            raise InputError(f"weight_noise was handed in, and {type(self).__name__} draws no weights; give it weight_noise=")
+        units = drawn if noise is None else given(noise)
+        weights = drawn if weight_noise is None else given(weight_noise, "weights")
+        draw = units if units is weights else Apart(units, weights)
+        return uncompiled(self._alone, x, estimator or self.estimator or UNDEFINED, draw, binary)
 
-    def _alone(
-        self, x: Tensor, rule: LocalEstimator, generator: Generator | None, noise: Tensor | None, binary: bool | None
-    ) -> Tensor:
+    def _alone(self, x: Tensor, rule: LocalEstimator, draw: Draw, binary: bool | None) -> Tensor:
         """The states in a graph written by hand."""
         prior = None
         if binary is not False:
@@ -109,9 +175,8 @@ class BinaryLayer(nn.Module, ABC):
             prior = record.prior()
         if prior is not None:
             prior.read()
-        draw = fresh(generator or self.generator) if noise is None else given(noise)
-        call = LayerCall(self, x, binary, self.affine(), draw, prior)
-        result = estimate(rule.states(call), twice=rule.second_derivatives)
+        call = LayerCall(self, x, binary, (), draw, prior)
+        result = estimate(rule.visit(call), twice=rule.second_derivatives)
         mark(result, call.distribution)
         return result
 
@@ -124,10 +189,28 @@ class BinaryLinear(BinaryLayer, nn.Linear):
     ``nn.BatchNorm1d(out_features)`` or :class:`flipgrad.ScaleShift` of the pre-activations, before the noise and the sign. It
     is folded into the weight that estimators see, see :mod:`flipgrad.norms`; the layer's own bias may then be left out.
 
+    With ``weights="binary"`` the layer computes with weights ±1 and one scale per output, the norm's or, without a norm, the
+    parameter ``weight_scale``. The parameter ``weight`` then holds *latent* weights: a checkpoint of real weights loads, and
+    goes on as binary. Discrete derivatives in states and in weights are exact at the price of ordinary ones, for every noise
+    (:mod:`flipgrad.flips.rank_one`). If the input is real-valued, those in weights cost more.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as for ``nn.Linear``.
+        noise: of the units, logistic by default.
+        norm: of the pre-activations, none by default.
+        weights: "real", or "binary".
+        weight_noise: the noise Z of binary weights sign(weight - Z), drawn once per evaluation for all examples of the batch.
+            Without it, as by default, they are sign(weight), and the gradient in the sign goes to the latent weight as it is.
+            That learns as fast as real weights do; weights that are drawn learn slowly, as long as many are undecided.
+        weight_clip: without a ``weight_noise``, a latent weight beyond this size gets no gradient. None never clips.
+
     >>> layer = BinaryLinear(4, 2)
     >>> states = layer(torch.randn(3, 4))
     >>> states.shape, bool((states.abs() == 1).all())
     (torch.Size([3, 2]), True)
+    >>> BinaryLinear(4, 2, weights="binary").effective_weight().abs()
+    tensor([[0.5000, 0.5000, 0.5000, 0.5000],
+            [0.5000, 0.5000, 0.5000, 0.5000]], grad_fn=<AbsBackward0>)
     """
 
     input_dims = 1
@@ -142,14 +225,18 @@ class BinaryLinear(BinaryLayer, nn.Linear):
         *,
         noise: Noise | None = None,
         norm: Norm | None = None,
+        weights: WeightKind = "real",
+        weight_noise: Noise | None = None,
+        weight_clip: float | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, device, dtype, noise=noise, norm=norm)
+        options: dict[str, Any] = {"weights": weights, "weight_noise": weight_noise, "weight_clip": weight_clip}
+        super().__init__(in_features, out_features, bias, device, dtype, noise=noise, norm=norm, **options)
 
-    def plain(self) -> Affine:
-        return Affine(self.weight, self.bias)
+    def map_of(self, weight: Tensor) -> Affine:
+        return Affine(weight, self.bias)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, noise={self.noise}"
+        return f"{super().extra_repr()}, {self.options_repr()}"
 
 
 @final
@@ -157,9 +244,10 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
     """A convolutional binary layer: ``nn.Conv2d``, noise, sign.
 
     Takes the arguments of ``nn.Conv2d``, keeps its parameters' names, and adds ``noise``, ``norm`` (an
-    ``nn.BatchNorm2d(out_channels)`` or :class:`flipgrad.ScaleShift`, as for :class:`BinaryLinear`) and ``padding_value``. A
-    position padded with 0 is no unit; ``padding_value`` = -1 or +1 pads with a constant state instead, so that every input of
-    the convolution is ±1. Padding that repeats units ("reflect", "replicate", "circular") is for real-valued inputs only.
+    ``nn.BatchNorm2d(out_channels)`` or :class:`flipgrad.ScaleShift`), ``weights``, ``weight_noise`` and ``weight_clip``, all as
+    for :class:`BinaryLinear`, and ``padding_value``. A position padded with 0 is no unit; ``padding_value`` = -1 or +1 pads
+    with a constant state instead, so that every input of the convolution is ±1. Padding that repeats units ("reflect",
+    "replicate", "circular") is for real-valued inputs only.
 
     >>> BinaryConv2d(1, 8, 3, padding=1, padding_value=-1)(torch.randn(2, 1, 8, 8)).shape
     torch.Size([2, 8, 8, 8])
@@ -185,24 +273,28 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
         noise: Noise | None = None,
         norm: Norm | None = None,
         padding_value: float = 0,
+        weights: WeightKind = "real",
+        weight_noise: Noise | None = None,
+        weight_clip: float | None = None,
     ) -> None:
         if padding_value not in (-1, 0, 1):
             raise InputError(f"padding_value={padding_value}: choose 0 (no unit there), or the state -1 or 1")
         if padding_value and padding_mode != "zeros":
             raise InputError(f"padding_value={padding_value} with padding_mode={padding_mode!r}: give only one of them")
         arguments = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
-        super().__init__(*arguments, device, dtype, noise=noise, norm=norm)
+        options: dict[str, Any] = {"weights": weights, "weight_noise": weight_noise, "weight_clip": weight_clip}
+        super().__init__(*arguments, device, dtype, noise=noise, norm=norm, **options)
         self.padding_value = padding_value
 
-    def plain(self) -> Affine:
+    def map_of(self, weight: Tensor) -> Affine:
         sides = left, right, top, bottom = self._pads()
         stride, dilation = (self.stride[0], self.stride[1]), (self.dilation[0], self.dilation[1])
         constant = self.padding_mode == "zeros"
         if not any(sides) or (constant and not self.padding_value and left == right and top == bottom):
             # The convolution pads by itself.
-            return Affine(self.weight, self.bias, Geometry(stride, (top, left), dilation, self.groups))
+            return Affine(weight, self.bias, Geometry(stride, (top, left), dilation, self.groups))
         padding = Padding(sides, "constant" if constant else self.padding_mode, self.padding_value)
-        return Affine(self.weight, self.bias, Geometry(stride, (0, 0), dilation, self.groups), padding)
+        return Affine(weight, self.bias, Geometry(stride, (0, 0), dilation, self.groups), padding)
 
     def check_takes_states(self) -> None:
         if self.padding_mode != "zeros" and any(self._pads()):
@@ -214,7 +306,7 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
     def extra_repr(self) -> str:
         value = f", padding_value={self.padding_value}" if self.padding_value else ""
         arguments: str = super().extra_repr()  # type: ignore[no-untyped-call]
-        return f"{arguments}{value}, noise={self.noise}"
+        return f"{arguments}{value}, {self.options_repr()}"
 
     def _pads(self) -> tuple[int, int, int, int]:
         """Left, right, top, bottom; "same" puts the odd one at the end, as ``nn.Conv2d`` does."""
@@ -229,43 +321,15 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
 
 
 @final
-class _UndefinedGradient(torch.autograd.Function):
-    """The sampled sign, whose derivative nobody has chosen."""
-
-    @staticmethod
-    def forward(a: Tensor, states: Tensor) -> Tensor:
-        return states.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        # An operator: torch.compile looks at the way back, too, before anyone has asked to go it.
-        return torch.ops.flipgrad.refuse_backward(grads[0]), None
-
-
-def _refuse_backward(grad: Tensor) -> Tensor:
-    raise RuntimeError(
-        "backward() through sampled binary states without an estimator: call net(x, objective, estimator=fg.PSA()), or "
-        "fg.use(model, fg.PSA()) before model(x); or evaluate under torch.no_grad()"
-    )
-
-
-torch.library.define("flipgrad::refuse_backward", "(Tensor grad) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-torch.library.impl("flipgrad::refuse_backward", "default", _refuse_backward)
-torch.library.register_fake("flipgrad::refuse_backward", torch.empty_like)
-
-
-@final
 class Undefined(LocalEstimator):
     """The rule of a layer without an estimator: sampled states, and an error instead of a wrong gradient."""
 
     def states(self, call: LayerCall) -> Tensor:
         a = call.affine(call.x)
-        result: Tensor = _UndefinedGradient.apply(a, call.sample(a))  # type: ignore[no-untyped-call]
-        return result
+        return without_derivative(a, call.sample(a))
+
+    def weights(self, call: WeightCall) -> Tensor:
+        return call.undefined()
 
 
 UNDEFINED = Undefined()
@@ -331,3 +395,8 @@ def _check_states(x: Tensor, layer: str, *, relaxed: bool) -> None:
         "are. Reshape, slice or concatenate them; do not scale, add or activate them, nor mix them with real values (a sum of "
         "two states is the concatenation with the weight twice, an average pooling belongs into fg.Sequential)"
     )
+
+
+def _first_scale(weight: Tensor) -> Tensor:
+    """A scale of binary weights with which sums of independent states have variance 1."""
+    return weight.detach().new_full((weight.shape[0],), max(1, weight[0].numel()) ** -0.5)

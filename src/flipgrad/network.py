@@ -16,7 +16,7 @@ from flipgrad.layers import UNDEFINED, BinaryLayer
 from flipgrad.noise import Noise
 from flipgrad.norms import whiten_layers
 from flipgrad.objectives import Objective
-from flipgrad.sampling import Draw, Mirrored, fresh, given
+from flipgrad.sampling import Apart, Draw, Mirrored, fresh, given
 from flipgrad.steps import network
 
 
@@ -74,6 +74,7 @@ class Sequential(nn.Module):
         estimator: Estimator | None = None,
         generator: Generator | None = None,
         noise: Sequence[Tensor] | None = None,
+        weight_noise: Sequence[Tensor] | None = None,
         antithetic: bool = False,
         index: Tensor | None = None,
     ) -> Tensor:
@@ -85,6 +86,7 @@ class Sequential(nn.Module):
             estimator: how to differentiate the expected loss; by default the one given to :func:`flipgrad.use`, or PSA.
             generator: the source of randomness.
             noise: Z of every binary layer in order, instead of drawing it; each broadcasts to its pre-activations.
+            weight_noise: Z of the weights of every layer that draws these, in order; each broadcasts to its weight.
             antithetic: draw noise for the first half of the batch, and give the second half the opposite of it. Useful where
                 the second half repeats the first, see :func:`flipgrad.bounds.mean_losses`.
             index: the examples' numbers in the data set, [B]; some estimators remember something of each example.
@@ -96,9 +98,7 @@ class Sequential(nn.Module):
         if estimator is not None:
             check_estimator(estimator)
         net = self.network()
-        draw = (
-            fresh(generator or net.binary_layers[0].generator) if noise is None else _handed_in(noise, len(net.binary_layers))
-        )
+        draw = _source(net, generator or net.binary_layers[0].generator, noise, weight_noise)
         if antithetic:
             if noise is not None or len(x) % 2:
                 raise InputError("antithetic=True draws noise for pairs: give an even batch, and no noise")
@@ -148,7 +148,9 @@ class Sequential(nn.Module):
 
     def deterministic(self, x: Tensor) -> Tensor:
         """The outputs [B, K] of the deterministic net: every noise replaced by its median; running statistics are kept."""
-        return Member(self, tuple(x.new_tensor(layer.noise.median) for layer in self.binary_layers))(x)
+        layers = self.binary_layers
+        medians = tuple(x.new_tensor(layer.noise.median) for layer in layers)
+        return Member(self, medians, tuple(x.new_tensor(noise.median) for noise in _weight_noises(layers)))(x)
 
     @torch.no_grad()
     def member(self, x: Tensor, *, generator: Generator | None = None) -> Member:
@@ -163,15 +165,19 @@ class Sequential(nn.Module):
             raise InputError("member(x) needs at least one example to know the shapes of the units")
         net = self.network()
         net.check_examples_alone("member")
-        noise: list[Tensor] = []
+        kept: tuple[list[Tensor], list[Tensor]] = ([], [])
 
-        def draw(distribution: Noise, a: Tensor) -> Tensor:
-            noise.append(distribution.sample_like(a, generator=generator))
-            return noise[-1]
+        def keeping(noise: list[Tensor]) -> Draw:
+            def draw(distribution: Noise, a: Tensor) -> Tensor:
+                noise.append(distribution.sample_like(a, generator=generator))
+                return noise[-1]
+
+            return draw
 
         with keeping_buffers(self):
+            draw = Apart(*map(keeping, kept))
             net.run(net.front(x)[:1], lambda call: call.sample(call.affine(call.x)), draw)
-        return Member(self, tuple(noise))
+        return Member(self, *map(tuple, kept))
 
     @torch.no_grad()
     def initialize(self, batch: Tensor, *, moments: bool = False, generator: Generator | None = None) -> Sequential:
@@ -213,10 +219,11 @@ class Member:
 
     net: Sequential
     noise: tuple[Tensor, ...]
+    weight_noise: tuple[Tensor, ...] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
         with keeping_buffers(self.net):
-            outputs: Tensor = self.net(x, noise=self.noise)
+            outputs: Tensor = self.net(x, noise=self.noise, weight_noise=self.weight_noise)
         return outputs
 
 
@@ -243,17 +250,35 @@ def parameters_by_layer(net: Sequential) -> dict[str, dict[str, nn.Parameter]]:
     return {name: group for name, group in groups.items() if group}
 
 
-def _handed_in(noise: Sequence[Tensor], layers: int) -> Draw:
+def _weight_noises(layers: Sequence[BinaryLayer]) -> list[Noise]:
+    """The noise of the weights of every layer that draws these."""
+    return [layer.weight_noise for layer in layers if layer.weight_noise is not None]
+
+
+def _source(
+    net: Network, generator: Generator | None, noise: Sequence[Tensor] | None, weight_noise: Sequence[Tensor] | None
+) -> Draw:
+    """New noise, and what is handed in of it, of units and of weights."""
+    layers = net.binary_layers
+    drawn = fresh(generator)
+    units = drawn if noise is None else _handed_in(noise, len(layers), "noise", "binary layers", "pre-activations")
+    if weight_noise is None:
+        return units if units is drawn else Apart(units, drawn)
+    wanted = len(_weight_noises(layers))
+    return Apart(units, _handed_in(weight_noise, wanted, "weight_noise", "layers that draw their weights", "weights"))
+
+
+def _handed_in(noise: Sequence[Tensor], layers: int, name: str, of: str, to: str) -> Draw:
     """A source that gives each of the ``layers`` its own tensor of ``noise``, in order."""
     if len(noise) != layers:
-        raise InputError(f"noise: {len(noise)} tensors were handed in for {layers} binary layers; give one each")
+        raise InputError(f"{name}: {len(noise)} tensors were handed in for {layers} {of}; give one each")
     remaining = iter(noise)
 
     def draw(distribution: Noise, a: Tensor) -> Tensor:
         z = next(remaining, None)
         if z is None:
-            raise InputError("noise: this estimator draws more than once per layer, so it cannot replay handed-in noise")
-        return given(z)(distribution, a)
+            raise InputError(f"{name}: this estimator draws more than once per layer, so it cannot replay handed-in noise")
+        return given(z, to)(distribution, a)
 
     return draw
 
@@ -261,7 +286,7 @@ def _handed_in(noise: Sequence[Tensor], layers: int) -> Draw:
 def _by_layer(call: LayerCall) -> Tensor:
     """The states that the layer's own estimator gives."""
     rule: LocalEstimator = call.layer.estimator or UNDEFINED
-    return estimate(rule.states(call), twice=rule.second_derivatives)
+    return estimate(rule.visit(call), twice=rule.second_derivatives)
 
 
 def _check_input(x: Tensor) -> None:

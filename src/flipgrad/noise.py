@@ -168,6 +168,24 @@ class Noise(ABC):
         differences = [(below - above).mul_(states).div_(2) for above, below in sides]
         return differences, [(sides[k][0] + sides[k][1]).div_(2).sub_(middle) for k in curvature_nodes]
 
+    def change(self, a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        """How F changes over steps s that have two directions t = ±1: E and O with F(a) - F(a - ts) = E t + O.
+
+        E is odd in the ``step``, which broadcasts to ``a``, and O even. In the tails both keep their relative precision.
+        """
+        # E is even in a and O odd: on the lower tail probabilities are small and precise.
+        below, size = a.abs().neg_(), step.abs()
+        upper, lower = self.cdf(below + size), self.cdf(below - size)
+        curvature = self.cdf(below).sub_((upper + lower).div_(2))
+        return upper.sub_(lower).mul_(step.sign() / 2), curvature.mul_(a.sign().neg_())
+
+    def log_change(self, a: Tensor, states: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of log p(y | a) of ``states`` y: E and O with log p(y | a - ts) - log p(y | a) = E t + O."""
+        t, size = a * states, step.abs()
+        above, below = self.log_cdf(t + size), self.log_cdf(t - size)
+        curvature = (above + below).div_(2).sub_(self.log_cdf(t))
+        return below.sub_(above).mul_(states).mul_(step.sign() / 2), curvature
+
     def _sample(self, shape: tuple[int, ...], **options: Any) -> Tensor:
         u: Tensor = torch.rand(shape, **options)
         return self._icdf(u.clamp(min=torch.finfo(u.dtype).tiny))
@@ -249,6 +267,15 @@ class Logistic(Noise):
         variance = (m * m).neg_().add_(1)
         heights = (2 * half.sinh().square()).tolist()
         return differences, [torch.log1p(variance * (heights[k] / 2)).div_(-2) for k in curvature_nodes]
+
+    def change(self, a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        # No digits cancel in F(t + s) - F(t - s) = F(t + s) F(s - t) (1 - exp(-2s)), s > 0; O is E times the unit's mean and
+        # that of a unit at s.
+        t, s = self._standard(a), self._standard(step)
+        size = s.abs()
+        difference = torch.sigmoid(t + size).mul_(torch.sigmoid(size - t)).mul_(torch.expm1(-2 * size) * s.sign() / -2)
+        curvature = torch.sigmoid(t).mul_(2).sub_(1).mul_(difference).mul_(torch.tanh(s / 2))
+        return difference, curvature
 
     def _cdf(self, t: Tensor) -> Tensor:
         return torch.sigmoid(t)

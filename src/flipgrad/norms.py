@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from flipgrad.affine import Affine, AffineMap, transpose
+from flipgrad.affine import Affine, AffineMap, Signal, over_channels, per_channel, transpose
+from flipgrad.binary_weights import BinaryWeightMap
 from flipgrad.contract import LayerCall, Network
 from flipgrad.errors import InputError
 from flipgrad.noise import Noise
@@ -89,14 +90,24 @@ def uses_batch(norm: Norm | None) -> bool:
     return isinstance(norm, BatchNorm) and (norm.training or norm.running_mean is None)
 
 
-def normalised(affine: Affine, norm: Norm | None) -> AffineMap:
-    """The map to a layer's pre-activations after the ``norm``."""
-    if norm is None:
-        return affine
+def normalised(affine: Affine, norm: Norm | None, weight_scale: Tensor | None = None) -> AffineMap:
+    """The map to a layer's pre-activations after the ``norm``; binary weights without one have a ``weight_scale`` [out]."""
     if isinstance(norm, BatchNorm) and uses_batch(norm):
         return BatchNormMap(affine, norm, norm.weight, norm.bias)
-    scale, shift = scale_and_shift(norm)
-    bias = shift if affine.bias is None else torch.addcmul(shift, affine.bias, scale)
+    if norm is not None:
+        scale, shift = scale_and_shift(norm)
+        bias: Tensor | None = shift if affine.bias is None else torch.addcmul(shift, affine.bias, scale)
+    elif not affine.binary_weights:
+        return affine
+    elif weight_scale is None:
+        raise InputError(
+            "binary weights need a scale for every output channel, and this layer has neither a norm nor a weight_scale: its "
+            "norm was taken away; give it one again, e.g. layer.norm = fg.ScaleShift(channels), or make the layer without norm="
+        )
+    else:
+        scale, bias = weight_scale, affine.bias
+    if affine.binary_weights:
+        return BinaryWeightMap(replace(affine, bias=None), scale, bias)
     return replace(affine, weight=per_channel(affine.weight, scale), bias=bias)
 
 
@@ -161,20 +172,44 @@ class BatchNormMap(AffineMap):
         h = self.inner(x)
         return self._normalise(h) if self._first is None else self._apply(self._first, h)
 
-    def gradients(self, inputs: Tensor | None, x: Tensor | None, grad: Tensor, *, flips: bool) -> tuple[Tensor | None, ...]:
+    def gradients(self, back: Signal, *, of_x: bool, of_parameters: bool) -> tuple[Tensor | None, ...]:
+        if back.share is not None:
+            raise self._posterior_unknown()
+        slopes = back.slopes()
         h, mean, inverse = self._statistics()
         rows = _rows(self.norm, h)
         if not rows.numel():
             grad_h, grad_gamma, grad_beta = torch.zeros_like(h), torch.zeros_like(mean), torch.zeros_like(mean)
         else:
-            arguments = (_rows(self.norm, grad).contiguous(), rows, self.gamma, None, None, mean, inverse, True, self.norm.eps)
+            arguments = (
+                _rows(self.norm, slopes).contiguous(),
+                rows,
+                self.gamma,
+                None,
+                None,
+                mean,
+                inverse,
+                True,
+                self.norm.eps,
+            )
             grad_h, grad_gamma, grad_beta = torch.ops.aten.native_batch_norm_backward(*arguments, [True, True, True])
             grad_h = grad_h.view_as(h)
-        grad_x, grad_weight, grad_bias = self.inner.gradients(inputs, x, grad_h, flips=flips)
-        if flips and x is not None:
-            grad_x = self._through_statistics(x, grad, grad_h, grad_gamma)
+        through_statistics = grad_h - slopes * self._over_channels(self._scale(inverse))
+        grad_x = None
+        if of_x and back.flips_units:
+            grad_x = self.flip_product(back.x, back.a, back.grad, back.noise, back.tolerance)
+            grad_x = grad_x + self._through_statistics(back.x, through_statistics, grad_gamma)
+        elif of_x:
+            grad_x = self.inner.transposed(grad_h, back.x)
+        if not of_parameters:
+            return grad_x, *[None] * 7
+        held = self._held()
+        if isinstance(held, BinaryWeightMap) and back.flips:
+            grad_weight = held.weight_gradient(back, slopes, through_statistics)
+        else:
+            grad_weight = self.inner.weight_gradient(back.inputs, grad_h)
         learned = (None if self.gamma is None else grad_gamma, None if self.beta is None else grad_beta)
-        return grad_x, grad_weight, grad_bias, *learned, None, None, None
+        return grad_x, grad_weight, self.inner.bias_gradient(grad_h), *learned, None, None, None
 
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         return self._held().flip_product(x, a, grad, noise, tolerance)
@@ -184,10 +219,7 @@ class BatchNormMap(AffineMap):
         return self._held().log_ratio(x, a, states, noise, tolerance)
 
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
-        raise InputError(
-            f"{self.norm} takes its statistics from the batch, so that a unit moves the pre-activations of all examples, and "
-            "its posterior is not known exactly; use inputs='posterior', net.eval(), or norm=fg.ScaleShift(channels)"
-        )
+        raise self._posterior_unknown()
 
     def variance(self, v: Tensor) -> Tensor:
         first = self._statistics()
@@ -196,23 +228,32 @@ class BatchNormMap(AffineMap):
         inverse = torch.rsqrt(channels.var(1, correction=0) + self.norm.eps)
         return self.inner.variance(v) * self._over_channels(self._scale(inverse).square())
 
-    def _through_statistics(self, x: Tensor, grad: Tensor, grad_h: Tensor, grad_gamma: Tensor) -> Tensor:
-        """The part of the discrete gradient in the states ``x`` that goes through the statistics."""
+    def _posterior_unknown(self) -> InputError:
+        return InputError(
+            f"{self.norm} takes its statistics from the batch, so that a unit moves the pre-activations of all examples, and "
+            "its posterior is not known exactly; use inputs='posterior', net.eval(), or norm=fg.ScaleShift(channels)"
+        )
+
+    def _through_statistics(self, x: Tensor, grad: Tensor, grad_gamma: Tensor) -> Tensor:
+        """The part of the discrete gradient in the states ``x`` that goes through the statistics, as far as ``grad`` tells."""
         h, _, inverse = self._statistics()
         if not h.numel():
             return torch.zeros_like(x)
         scale = self._scale(inverse)
         # Under autocast states have half the digits.
         x = x.to(self.inner.weight.dtype)
-        ordinary = self.inner.transposed(grad_h - grad * self._over_channels(scale), x)
+        ordinary = self.inner.transposed(grad, x)
         # 2/N times the derivative in every channel's variance, the same for all examples.
         factor = -scale * inverse * grad_gamma * (len(inverse) / h.numel())
         squares = transpose(self.inner.variance, x[:1], self._over_channels(factor).expand_as(h[:1]))
         return torch.addcmul(ordinary, x, squares, value=-1)
 
-    def _held(self) -> Affine:
+    def _held(self) -> Affine | BinaryWeightMap:
         """The map of one example, the statistics being held, as far as flips see it."""
-        return replace(self.inner, weight=per_channel(self.inner.weight, self._scale(self._statistics().inverse)))
+        scale = self._scale(self._statistics().inverse)
+        if self.inner.binary_weights:
+            return BinaryWeightMap(replace(self.inner, bias=None), scale, None)
+        return replace(self.inner, weight=per_channel(self.inner.weight, scale))
 
     def _normalise(self, h: Tensor) -> Tensor:
         """Normalise ``h`` with its own statistics, keep these, and update the running ones as the module would."""
@@ -241,17 +282,12 @@ class BatchNormMap(AffineMap):
 
     def _over_channels(self, values: Tensor) -> Tensor:
         """``values`` [channels] in a shape that broadcasts over pre-activations."""
-        return values.view(-1, *[1] * (self._statistics().h.dim() - 2)) if self.inner.channel_dim == 1 else values
+        return over_channels(values, self.inner)
 
     def _statistics(self) -> Statistics:
         if self._first is None:
             raise RuntimeError("the statistics of a batch are known once its pre-activations were evaluated")
         return self._first
-
-
-def per_channel(weight: Tensor, scale: Tensor) -> Tensor:
-    """The ``weight`` [out, ...] with every output channel scaled."""
-    return weight * scale.view(-1, *[1] * (weight.dim() - 1))
 
 
 def scale_and_shift(norm: Norm) -> tuple[Tensor, Tensor]:
@@ -285,28 +321,22 @@ def _rows(norm: BatchNorm, h: Tensor) -> Tensor:
 
 def whiten_layers(net: Network, batch: Tensor, draw: Draw, *, moments: bool) -> None:
     """Whiten every layer in turn, by its norm if it has one, else by its weight and bias; see ``Sequential.initialize``."""
-    norms = {layer: layer.norm for layer in net.binary_layers}
 
     def visit(call: LayerCall) -> Tensor:
-        a = call.affine(call.x)
+        # Statistics are those before the norm.
+        affine = call.affine if call.layer.norm is None else call.before_norm
+        a = affine(call.x)
         uncertain = moments and call.binary
-        variance = call.affine.variance(1 - call.x.square()) if uncertain else torch.zeros_like(a)
-        a = _rescale(call.layer, norms[call.layer], a, variance)
+        variance = affine.variance(1 - call.x.square()) if uncertain else torch.zeros_like(a)
+        a = _rescale(call.layer, a, variance)
         return call.noise.mean_sign(a) if moments else call.sample(a)
 
-    try:
-        # Statistics are those before the norm, so it is put aside while they are taken.
-        for layer in norms:
-            layer.norm = None
-        net.run(net.front(batch), visit, draw)
-    finally:
-        for layer, norm in norms.items():
-            layer.norm = norm
+    net.run(net.front(batch), visit, draw)
 
 
-def _rescale(layer: Any, norm: Norm | None, a: Tensor, within: Tensor) -> Tensor:
+def _rescale(layer: Any, a: Tensor, within: Tensor) -> Tensor:
     """Whiten a layer's pre-activations, of means ``a`` and variances ``within``, over the batch; returns the new means."""
-    channel = layer.plain().channel_dim % a.dim()
+    channel, norm = layer.plain().channel_dim % a.dim(), layer.norm
     others = [dim for dim in range(a.dim()) if dim != channel]
     if a.numel() < 2 * a.shape[channel]:
         raise InputError(f"initialize: pre-activations {list(a.shape)} have no variance; use a batch of at least two examples")
@@ -319,7 +349,10 @@ def _rescale(layer: Any, norm: Norm | None, a: Tensor, within: Tensor) -> Tensor
         scale, shift = (t.view_as(mean) for t in _set_to_whiten(norm, mean.flatten(), variance.flatten()))
         return a * scale + shift
     scale = variance.rsqrt()
-    _assign(layer, "weight", per_channel(layer.weight, scale))
+    if layer.weights == "binary":
+        layer.weight_scale.mul_(scale.flatten())
+    else:
+        _assign(layer, "weight", per_channel(layer.weight, scale))
     if layer.bias is None:
         mean = torch.zeros_like(mean)
     else:

@@ -59,6 +59,13 @@ def check_even(module: PoolModule) -> None:
         )
 
 
+def overlaps(module: PoolModule) -> bool:
+    """Whether windows of a pooling may share pixels; those of adaptive ones, where they are taken, do not."""
+    return isinstance(module, nn.AvgPool2d) and any(
+        kernel > stride for kernel, stride in zip(_pair(module.kernel_size), _pair(module.stride), strict=True)
+    )
+
+
 class Axis(NamedTuple):
     """Along rows or columns, a convolution of the first ``used`` pixels, zero-padded ``before`` and ``after``."""
 

@@ -55,6 +55,8 @@ def compiled_draws(draw: Draw, a: Tensor, count: int = 1) -> tuple[int, int] | N
     """
     if not library.usable(a):
         return None
+    if isinstance(draw, Apart):
+        draw = draw.units
     if isinstance(draw, Stream):
         draw.count += count
         return draw.seed, draw.count - count + 1
@@ -117,13 +119,32 @@ class Mirrored:
         return torch.cat([z, -z])
 
 
-def given(z: Tensor) -> Draw:
-    """A source that returns the noise ``z``, if it broadcasts to the pre-activations."""
+@final
+@dataclass(frozen=True)
+class Apart:
+    """Two sources: one of the units' noise, and one of the noise of binary weights."""
+
+    units: Draw
+    weights: Draw
+
+    def __call__(self, noise: Noise, a: Tensor) -> Tensor:
+        return self.units(noise, a)
+
+
+def for_weights(draw: Draw) -> Draw:
+    """The source of the noise of binary weights, which the examples of a batch share: no half of it has the opposite one."""
+    if isinstance(draw, Mirrored):
+        return for_weights(draw.source)
+    return draw.weights if isinstance(draw, Apart) else draw
+
+
+def given(z: Tensor, to: str = "pre-activations") -> Draw:
+    """A source that returns the noise ``z``, if it broadcasts ``to`` what it is for."""
 
     def draw(noise: Noise, a: Tensor) -> Tensor:
         sizes = zip(reversed(z.shape), reversed(a.shape), strict=False)
         if z.dim() > a.dim() or any(n not in (1, m) for n, m in sizes):
-            raise InputError(f"noise of shape {list(z.shape)} does not broadcast to pre-activations {list(a.shape)}")
+            raise InputError(f"noise of shape {list(z.shape)} does not broadcast to {to} {list(a.shape)}")
         return z.to(a.dtype)
 
     return draw

@@ -83,7 +83,7 @@ class Sample(Step):
         evaluated: list[tuple[LayerCall, Tensor]] = []
 
         def evaluate(x: Tensor) -> Tensor:
-            call = LayerCall(self.layer, x, self.binary, self.layer.affine(self.views), draw, prior)
+            call = LayerCall(self.layer, x, self.binary, self.views, draw, prior)
             evaluated.append((call, visit(call)))
             return evaluated[-1][1]
 

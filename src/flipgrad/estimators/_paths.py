@@ -137,6 +137,7 @@ class PathEstimator(Estimator):
 
     @final
     def losses(self, net: Network, batch: Batch) -> Tensor:
+        net.check_real_weights(type(self).__name__)
         path = Path.sample(net, batch)
         losses = path.losses
         for a, gradient in zip(path.a, self.gradients(path), strict=True):

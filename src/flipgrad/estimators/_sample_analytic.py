@@ -24,8 +24,8 @@ from typing import Any, ClassVar, Literal, final, get_args
 import torch
 from torch import Tensor
 
-from flipgrad.affine import AffineMap
-from flipgrad.contract import LayerCall, LocalEstimator, Network, Prior
+from flipgrad.affine import AffineMap, Signal
+from flipgrad.contract import LayerCall, LocalEstimator, Network, Prior, WeightCall
 from flipgrad.errors import InputError
 from flipgrad.estimators._head import HeadGradient, head_losses
 from flipgrad.guards import once
@@ -75,10 +75,23 @@ class SampleAnalytic(LocalEstimator):
                 call.x = prior.watch()
             averaged, share = self._posterior(call, prior, a, sampled)
         states: Tensor = _PathStates.apply(  # type: ignore[no-untyped-call]
-            call.x, a, sampled, averaged, share, call.affine, call.noise, self.tolerance, self.flips and call.binary, prior,
+            call.x, a, sampled, averaged, share, call.affine, call.noise, self.tolerance, self.flips, call.binary, prior,
             *call.affine.tensors,
         )  # fmt: skip
         return states
+
+    @final
+    def weights(self, call: WeightCall) -> Tensor:
+        """The weights sampled forward; backward, the gradient in their means, or straight to latent weights that are not drawn.
+
+        With discrete derivatives that is what PSA is for units; without a noise there is no mean, and what is known of a weight
+        is how the loss changes with its flip.
+        """
+        if call.noise is not None:
+            mean = call.noise.mean_sign(call.latent)
+        else:
+            mean = call.latent if call.clip is None else call.latent.clamp(-call.clip, call.clip)
+        return call.sample() + (mean - mean.detach())
 
     def _prior(self, call: LayerCall) -> Prior | None:
         """What the layer's binary inputs are averaged by; None where its weights take the sampled states."""
@@ -118,13 +131,13 @@ class _PathStates(torch.autograd.Function):
     @staticmethod
     def forward(
         x: Tensor, a: Tensor, states: Tensor, averaged: Tensor | None, share: Tensor | None, affine: AffineMap, noise: Noise,
-        tolerance: float, flips: bool, prior: Prior | None, *tensors: Tensor | None,
+        tolerance: float, flips: bool, binary: bool, prior: Prior | None, *tensors: Tensor | None,
     ) -> Tensor:  # fmt: skip
         return states.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, a, _, averaged, share, ctx.affine, ctx.noise, ctx.tolerance, ctx.flips, ctx.prior, *tensors = inputs
+        x, a, _, averaged, share, ctx.affine, ctx.noise, ctx.tolerance, ctx.flips, ctx.binary, ctx.prior, *tensors = inputs
         ctx.save_for_backward(x, a, averaged, share, *tensors)
 
     @staticmethod
@@ -135,16 +148,8 @@ class _PathStates(torch.autograd.Function):
             # Who else was given the states is known only now.
             ctx.prior.check_alone()
         affine = ctx.affine.with_tensors(tensors)
-        needs_x, needs_parameters = ctx.needs_input_grad[0], any(ctx.needs_input_grad[10:])
         inputs = x if averaged is None else averaged
-        slopes = 2 * ctx.noise.pdf(a) * grad
-        grad_x, grad_weight, *others = affine.gradients(
-            inputs if needs_parameters else None, x if needs_x else None, slopes, flips=ctx.flips
-        )
-        if ctx.flips and needs_x:
-            product = affine.flip_product(x, a, grad, ctx.noise, ctx.tolerance)
-            grad_x = product if grad_x is None else product + grad_x
-        if share is not None and grad_weight is not None:
-            # How the gradient of a weight changes with its own input.
-            grad_weight = grad_weight + affine.slope_product(x, share, a, 2 * grad, ctx.noise, ctx.tolerance)
-        return grad_x, *[None] * 9, grad_weight, *others
+        back = Signal(x, inputs, a, grad, ctx.noise, share, ctx.binary, ctx.flips, ctx.tolerance)
+        needs_x, needs_parameters = ctx.needs_input_grad[0], any(ctx.needs_input_grad[11:])
+        grad_x, *grads = affine.gradients(back, of_x=needs_x, of_parameters=needs_parameters)
+        return grad_x, *[None] * 10, *grads

@@ -9,8 +9,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from flipgrad.contract import LayerCall, LocalEstimator
+from flipgrad.contract import LayerCall, LocalEstimator, WeightCall
 from flipgrad.estimators._draws import positive
+from flipgrad.sampling import for_weights
 
 
 @final
@@ -44,3 +45,7 @@ class Concrete(LocalEstimator):
     def states(self, call: LayerCall) -> Tensor:
         a = call.affine(call.x)
         return torch.tanh((a - call.draw(call.noise, a)) / (2 * self.t))
+
+    def weights(self, call: WeightCall) -> Tensor:
+        z = for_weights(call.draw)(call.drawn_from("Concrete"), call.latent)
+        return torch.tanh((call.latent - z) / (2 * self.t))

@@ -7,7 +7,7 @@ from typing import final
 
 from torch import Tensor
 
-from flipgrad.contract import LayerCall, LocalEstimator
+from flipgrad.contract import LayerCall, LocalEstimator, WeightCall
 
 
 @final
@@ -32,3 +32,7 @@ class HardST(LocalEstimator):
         a = call.affine(call.x)
         clamped = a.clamp(-1, 1)
         return call.sample(a) + (clamped - clamped.detach())
+
+    def weights(self, call: WeightCall) -> Tensor:
+        clamped = call.latent.clamp(-1, 1)
+        return call.sample() + (clamped - clamped.detach())

@@ -9,7 +9,7 @@ from typing import final
 
 from torch import Tensor
 
-from flipgrad.contract import LayerCall, LocalEstimator
+from flipgrad.contract import LayerCall, LocalEstimator, WeightCall
 
 
 @final
@@ -34,3 +34,6 @@ class Tanh(LocalEstimator):
 
     def states(self, call: LayerCall) -> Tensor:
         return call.noise.mean_sign(call.affine(call.x))
+
+    def weights(self, call: WeightCall) -> Tensor:
+        return call.drawn_from("Tanh").mean_sign(call.latent)

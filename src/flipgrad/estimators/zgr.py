@@ -10,8 +10,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from flipgrad.contract import LayerCall, LocalEstimator
+from flipgrad.contract import LayerCall, LocalEstimator, WeightCall
 from flipgrad.errors import InputError
+from flipgrad.noise import Noise
 
 
 @final
@@ -56,14 +57,19 @@ class ZGR(LocalEstimator):
 
     def states(self, call: LayerCall) -> Tensor:
         a = call.affine(call.x)
-        x, m = call.sample(a), call.noise.mean_sign(a)
-        return x + self._weight(x, a.detach(), m.detach(), call) * (m - m.detach())
+        return self._differentiable(call.sample(a), a, call.noise)
 
-    def _weight(self, x: Tensor, a: Tensor, m: Tensor, call: LayerCall) -> Tensor:
+    def weights(self, call: WeightCall) -> Tensor:
+        return self._differentiable(call.sample(), call.latent, call.drawn_from("ZGR"))
+
+    def _differentiable(self, x: Tensor, a: Tensor, noise: Noise) -> Tensor:
+        """The sampled states ``x`` of units with these pre-activations, or weights, with the estimator's gradient."""
+        mean = noise.mean_sign(a)
+        m = mean.detach()
         lam: Tensor | float = self.lam
         if self.tau is not None:
             favour = 2 * self.tau * (1 - m.square())
             lam = favour / (1 + favour)
         # A state of probability 0 is drawn only by rounding; F' is 0 there too and must not meet an infinite weight.
-        p = call.noise.cdf(x * a).clamp(min=torch.finfo(a.dtype).tiny)
-        return (1 - lam) + lam / (2 * p)
+        p = noise.cdf(x * a.detach()).clamp(min=torch.finfo(a.dtype).tiny)
+        return x + ((1 - lam) + lam / (2 * p)) * (mean - m)

@@ -34,6 +34,7 @@ class Layer(Protocol):
     """What is asked of a layer: a noise, and a weight with the norm's scale in it."""
 
     noise: Noise
+    weights: str
 
     def effective_weight(self) -> Tensor: ...
 
@@ -116,6 +117,8 @@ def explain(layer: Layer, *, places: int = 2**14, tolerance: float = 1e-3) -> st
     >>> fg.flips.explain(fg.BinaryLinear(4, 4), places=10).split(";")[0].partition(": ")[2]
     'small enough for the exact kernel'
     """
+    if layer.weights == "binary":
+        return "rank one: binary weights make it exact, at the price of one ordinary product"
     choice = choose(layer.effective_weight().detach(), layer.noise, places, tolerance)
     times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in sorted(choice.seconds.items(), key=lambda i: i[1]))
     return f"{choice.kernel}: {choice.reason} (estimated: {times})"

@@ -1,0 +1,176 @@
+r"""Affine maps with binary weights: :math:`a_j = \gamma_j \sum_i W_{ji} x_i + b_j`, W = ±1, one scale per output channel.
+
+The weights are one more set of binary units, which all examples of a batch share. For straight-through they are differentiated
+in the ordinary way. The path sample-analytic estimator takes discrete derivatives in states and in weights, both of rank one
+(:mod:`flipgrad.flips.rank_one`): exact, at the price of the ordinary ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flipgrad import flips
+from flipgrad.affine import Affine, AffineMap, Signal, over_channels, per_channel
+from flipgrad.flips import ordinary, rank_one
+from flipgrad.guards import cannot_look
+from flipgrad.noise import Noise
+
+# Numbers of the patches of a convolution's input held at once.
+NUMBERS_AT_ONCE = 2**22
+
+
+@final
+@dataclass
+class BinaryWeightMap(AffineMap):
+    """A map whose weights are ±1, then a scale and a shift of every output channel.
+
+    ``inner`` is the map by the weights alone, ``scale`` [out] and ``bias`` [out] come after it. With average pooling whose
+    windows overlap before it, flips of units are not of rank one, and are computed like those of real weights. So are flips of
+    the weights where these are multiplied with other numbers than ±1: real-valued or pooled inputs.
+    """
+
+    inner: Affine
+    scale: Tensor
+    bias: Tensor | None
+    _sums: Tensor | None = None
+
+    @property
+    def sums(self) -> Tensor:
+        """What the weights made of the input of the last evaluation."""
+        if self._sums is None:
+            raise RuntimeError("a map with binary weights is differentiated once it was evaluated")
+        return self._sums.detach()
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.inner.weight, self.scale, self.bias, self.sums
+
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> BinaryWeightMap:
+        weight, scale, bias, sums = tensors
+        return BinaryWeightMap(replace(self.inner, weight=weight), scale, bias, sums)  # type: ignore[arg-type]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self._sums = self.inner(x)
+        scale = self._over_channels(self.scale)
+        return self._sums * scale if self.bias is None else torch.addcmul(self._over_channels(self.bias), self._sums, scale)
+
+    def gradients(self, back: Signal, *, of_x: bool, of_parameters: bool) -> tuple[Tensor | None, ...]:
+        slopes = back.slopes()
+        grad_x = None
+        if of_x and back.flips_units:
+            grad_x = self.flip_product(back.x, back.a, back.grad, back.noise, back.tolerance)
+        elif of_x:
+            grad_x = self.inner.transposed(slopes * self._over_channels(self.scale), back.x)
+        if not of_parameters:
+            return grad_x, None, None, None, None
+        others = [dim for dim in range(slopes.dim()) if dim != self.inner.channel_dim % slopes.dim()]
+        grad_bias = None if self.bias is None else slopes.sum(others)
+        # The sampled states' own sums, whatever a weight takes for its input: the mean is the same.
+        grad_scale = (slopes * self.sums).sum(others)
+        return grad_x, self.weight_gradient(back, slopes), grad_scale, grad_bias, None
+
+    def weight_gradient(self, back: Signal, slopes: Tensor, besides: Tensor | None = None) -> Tensor:
+        """The gradient in the weights ±1; ``besides`` is added to that in the sums by the weights, in the ordinary way."""
+        if not back.flips:
+            grad = slopes * self._over_channels(self.scale)
+            result = self.inner.weight_gradient(back.inputs, grad if besides is None else grad + besides)
+            if back.share is None:
+                return result
+            product = self._scaled().slope_product(back.x, back.share, back.a, 2 * back.grad, back.noise, back.tolerance)
+            return result + per_channel(product, self.scale)
+        if not back.binary or self.inner.views:
+            product = self._weights_at_any_inputs(back)
+            return product if besides is None else product + self.inner.weight_gradient(back.inputs, besides)
+        odd, even = (part.mul_(back.grad) for part in back.noise.change(back.a, 2 * self._over_channels(self.scale)))
+        odd, even = (self.inner.rows(part) for part in (odd if besides is None else odd + besides, even))
+        sampled = back.inputs is back.x
+        # Without zeros among the states one example and one channel show where the padding is.
+        alike = sampled and not (cannot_look() or bool((back.x == 0).any()))
+        seen, inputs = (self.inner.rows(self.inner.seen(t).to(odd.dtype)) for t in (back.x, back.inputs))
+        return rank_one.over_weights(seen, inputs, odd, even, self.inner.weight, self.inner.geometry, alike=alike)
+
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        size = self._size_of_a_flip(x)
+        if size is None:
+            return self._scaled().flip_product(x, a, grad, noise, tolerance)
+        odd, even = (part.mul_(grad) for part in noise.change(a, 2 * size))
+        return self._over_units(x, odd, even)
+
+    def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        size = self._size_of_a_flip(x)
+        if size is None:
+            return self._scaled().log_ratio(x, a, states, noise, tolerance)
+        odd, even = noise.log_change(a, states, 2 * size)
+        # The sum is that of a product with the states, which a ratio is without.
+        return self._over_units(x, odd, even) * x
+
+    def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        return self._scaled().slope_product(x, share, a, grad, noise, tolerance)
+
+    def variance(self, v: Tensor) -> Tensor:
+        return self.inner.variance(v) * self._over_channels(self.scale).square()
+
+    def _over_units(self, x: Tensor, odd: Tensor, even: Tensor) -> Tensor:
+        """The sum over the outputs of every unit of ``x``."""
+        signs = self.inner.weight.detach()
+        form = self.inner.flip_form(signs, x)
+        weight = form.weight.sign() if self.inner.views else signs
+        odd, even = (self.inner.rows(part.to(weight.dtype)) for part in (odd, even))
+        units = form.units(x).to(weight.dtype)
+        u = rank_one.over_units(units, odd, even, weight, form.geometry, holes=bool(self.inner.views))
+        return self.inner.moved_back(form, x, u).to(x.dtype)
+
+    def _size_of_a_flip(self, x: Tensor) -> Tensor | None:
+        """Half of what a flip of a unit of ``x`` moves pre-activations by, if that is one number for every output channel."""
+        size = self.inner.share_of_a_unit(x)
+        return None if size is None else self._over_channels(self.scale.detach() * size)
+
+    def _weights_at_any_inputs(self, back: Signal) -> Tensor:
+        """The discrete gradient in the weights where they are multiplied with any numbers.
+
+        The weights of one output are the states of a layer whose weights are the inputs of all examples, at all places.
+        """
+        signs, geometry = self.inner.weight.detach(), self.inner.geometry
+        seen = self.inner.rows(self.inner.seen(back.x.detach()).to(signs.dtype))
+        a, grad = (self.inner.rows(t.to(signs.dtype)) for t in (back.a, back.grad))
+        groups = 1 if geometry is None else geometry.groups
+        examples = max(1, NUMBERS_AT_ONCE // max(1, groups * signs[0].numel() * a[:1, :1].numel()))
+        total = torch.zeros_like(signs)
+        for some, a_of, grad_of in zip(seen.split(examples), a.split(examples), grad.split(examples), strict=True):
+            patches = _patches(some, signs, geometry)
+            of_outputs = [
+                flips.flip_product(
+                    signs[j].reshape(1, -1),
+                    a_of[:, j].reshape(1, -1),
+                    grad_of[:, j].reshape(1, -1),
+                    patches[j * groups // len(signs)] * self.scale[j],
+                    back.noise,
+                    tolerance=back.tolerance,
+                )
+                for j in range(len(signs))
+            ]
+            total = total + torch.stack(of_outputs).view_as(signs)
+        return total
+
+    def _scaled(self) -> Affine:
+        """The same map, the scale being a part of the weight."""
+        return replace(self.inner, weight=per_channel(self.inner.weight, self.scale), bias=self.bias)
+
+    def _over_channels(self, values: Tensor) -> Tensor:
+        return over_channels(values, self.inner)
+
+
+def _patches(seen: Tensor, signs: Tensor, geometry: ordinary.Geometry | None) -> list[Tensor]:
+    """What the weights of one output see at every place of every example, [places, inputs], for every group of channels."""
+    if geometry is None:
+        return [seen]
+    stride, padding, dilation, groups = geometry
+    kernel = (signs.shape[2], signs.shape[3])
+    unfolded = functional.unfold(seen, kernel, dilation, padding, stride)
+    return [part.transpose(1, 2).flatten(0, 1) for part in unfolded.chunk(groups, 1)]
