@@ -502,7 +502,7 @@ def test_relaxations_of_drawn_weights_are_ordinary_functions():
 
 
 @pytest.mark.parametrize(
-    "estimator", [fg.REINFORCE(), fg.ARM(), fg.MuProp(), fg.ADF(), fg.LocalReparam(), fg.GumbelRao()], ids=repr
+    "estimator", [fg.REINFORCE(), fg.ARM(), fg.MuProp(), fg.ADF(), fg.LocalReparam(), fg.GumbelRao()], ids=name_of
 )
 def test_estimators_without_a_rule_refuse_by_name(estimator):
     net = tiny((3, 2))
