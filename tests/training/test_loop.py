@@ -55,7 +55,7 @@ def test_training_images_are_evaluated_if_wanted_and_change_nothing_else(tmp_pat
     without, watched = (records(tmp_path / str(images)) for images in (0, 20))
     for one, other in zip(without, watched, strict=True):
         assert "training" not in one
-        assert other["training"].keys() == {key for key in one if key.startswith(("accuracy", "saturated", "samples"))} | {
+        assert other["training"].keys() == {key for key in one if key.startswith(("accuracy", "saturated", "samples", "undecided"))} | {
             "expected_loss",
             "marginal_loss",
         }
