@@ -35,6 +35,13 @@ from flipgrad.training import TrainConfig
         ({"threads": 0}, "threads is 0"),
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"weight_decay": -1.0}, "weight_decay is -1.0"),
+        ({"weights": "ternary"}, "unknown weights 'ternary'; choose from real, binary"),
+        ({"weight_noise": "logistic:0.1"}, "weight_noise 'logistic:0.1' is of binary weights; give --weights binary, too"),
+        (
+            {"weights": "binary", "weight_noise": "pink"},
+            "weight_noise 'pink': choose logistic.*; none for weights that are not",
+        ),
+        ({"weights": "binary", "weight_noise": "normal:x"}, "weight_noise 'normal:x': its scale is no number"),
         ({"validation": 1.0}, "validation is 1.0"),
         ({"objective": "hope"}, "unknown objective 'hope'; choose from expected, bound"),
         ({"draws": "antithetic"}, "for the expected loss; give an even number of them, e.g. --samples 2"),

@@ -118,7 +118,7 @@ class TrainConfig:
     )
     optimizer: str = _choice(METHOD, "sgd (with Nesterov momentum) or adam.", "sgd", "adam")
     momentum: float = _option(0.9, METHOD, "Of SGD.")
-    weight_decay: float = _option(0.0, METHOD, "Factor of the weights in their gradient.")
+    weight_decay: float = _option(0.0, METHOD, "Factor of the weights in their gradient; signs have none.")
     seed: int = _option(0, METHOD, "Same seed, same run.", least=0)
     device: str = _option("cpu", MACHINE, "Torch device: cpu, cuda, ...")
     # One thread for small networks gives the same numbers everywhere; the command takes all cores for the others.
@@ -157,7 +157,10 @@ class TrainConfig:
     @property
     def noise_of_weights(self) -> Noise | None:
         """What binary weights are drawn with; None where they are signs."""
-        return None if self.weight_noise == NO_NOISE else noise_by_name(self.weight_noise)
+        try:
+            return None if self.weight_noise == NO_NOISE else noise_by_name(self.weight_noise)
+        except InputError as error:
+            raise InputError(f"weight_{error}; {NO_NOISE} for weights that are not drawn") from None
 
     @property
     def rate(self) -> float:

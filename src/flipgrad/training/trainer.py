@@ -19,7 +19,7 @@ from flipgrad.network import Sequential, parameters_by_layer, sample_weight_nois
 from flipgrad.objectives import CrossEntropy
 from flipgrad.training.config import TrainConfig, augmentation
 from flipgrad.training.metrics import Evaluation, changed_signs, evaluate, weight_signs
-from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate
+from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate, set_rate
 from flipgrad.training.processes import Processes
 from flipgrad.training.run import Checkpoint
 
@@ -85,7 +85,7 @@ class Trainer:
         own = [parameter for parameter in self._learned.parameters() if parameter.requires_grad]
         if own:
             self._layers["estimator"] = own
-        self._optimizer = make_optimizer(config, [*net.parameters(), *self._learned.parameters()])
+        self._optimizer = make_optimizer(config, net, self._learned.parameters())
         self._model = self._processes.wrap(net)
         rank = self._processes.rank
         self._noise = self._generator(Stream.NOISE, rank, device=self._device)
@@ -135,8 +135,7 @@ class Trainer:
         self.updates_done += 1
         if self._device.type == "cpu" or self.updates_done % CHECK_EVERY_ON_GPU == 0:
             self._check_sums()
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rate()
+        set_rate(self._optimizer, self._rate())
         self._optimizer.step()
 
     def backward(self, examples: Tensor, factor: float, noise: Sequence[Tensor] | None = None) -> None:
