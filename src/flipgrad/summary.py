@@ -159,7 +159,8 @@ class _Watch:
         self._operations = dict.fromkeys(self._layers.values(), 0)
         # Layers all of whose inputs so far were binary.
         self._binary = dict.fromkeys(self._layers.values(), True)
-        self._began: list[int] = []
+        # Of the layers that are being evaluated, one within the other: operations before it, and those of layers within it.
+        self._open: list[tuple[int, int]] = []
         self._within = 0
 
     def __enter__(self) -> None:
@@ -176,25 +177,32 @@ class _Watch:
         named = {layer: name for name, layer in self._layers.items()}
         for layer in dict.fromkeys([*self._shapes, *self._layers.values()]):
             yield self._row(named[layer], layer)
-        others = self.counter.get_total_flops() // 2 - self._within
+        others = self._counted() - self._within
         if others:
             yield LayerSummary(OTHERS, "", None, 0, FLOAT_BITS, 0, others, 0, 0)
 
     def _before(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self._began.append(self.counter.get_total_flops())
+        self._open.append((self._counted(), 0))
 
     def _after(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        operations = (self.counter.get_total_flops() - self._began.pop()) // 2
-        result = output if isinstance(output, Tensor) else _first_tensor(output)
-        if not self._began:
-            # Of layers within layers, the outer one has it all.
+        before, of_others = self._open.pop()
+        operations = self._counted() - before
+        if self._open:
+            self._open[-1] = (self._open[-1][0], self._open[-1][1] + operations)
+        else:
             self._within += operations
+        operations -= of_others
+        result = output if isinstance(output, Tensor) else _first_tensor(output)
         if isinstance(layer, BinaryLayer):
             # An estimator may compute more than the layer itself.
             operations = result.numel() * layer.weight[0].numel()
             self._binary[layer] &= self._takes_states(layer, inputs[0])
         self._operations[layer] += operations
         self._shapes[layer] = tuple(result.shape[1:])
+
+    def _counted(self) -> int:
+        """Multiply-adds so far."""
+        return self.counter.get_total_flops() // 2
 
     def _takes_states(self, layer: BinaryLayer, x: Tensor) -> bool:
         step = self._steps.get(layer)

@@ -30,7 +30,7 @@ from flipgrad.training import TrainConfig
         ({"lr": math.nan}, "learning rate is nan"),
         ({"lr": 0.0}, "learning rate is 0.0"),
         ({"lr": "fast"}, "learning rate is fast; it must be positive and finite, e.g. 0.1, or auto"),
-        ({"schedule": "wild"}, "unknown schedule 'wild'; choose from constant, cosine, step"),
+        ({"schedule": "wild"}, "unknown schedule 'wild'; choose from auto, constant, cosine, step"),
         ({"optimizer": "lion"}, "unknown optimizer 'lion'; choose from sgd, adam"),
         ({"threads": 0}, "threads is 0"),
         ({"momentum": 1.0}, "momentum is 1.0"),
@@ -57,6 +57,12 @@ from flipgrad.training import TrainConfig
 def test_a_bad_configuration_is_refused(options, message):
     with pytest.raises(fg.InputError, match=message):
         TrainConfig(**options)
+
+
+def test_the_rate_of_binary_weights_falls_by_default():
+    assert TrainConfig().rate_schedule == "constant"
+    assert TrainConfig(weights="binary").rate_schedule == "cosine"
+    assert TrainConfig(weights="binary", schedule="constant").rate_schedule == "constant"
 
 
 def test_json_and_back():

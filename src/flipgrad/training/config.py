@@ -114,7 +114,13 @@ class TrainConfig:
     search_epochs: int = _option(5, METHOD, "Epochs of each.", least=1)
     search_images: int | None = _option(None, METHOD, "Training images of each (default: all).", least=2)
     schedule: str = _choice(
-        METHOD, "Learning rate: constant, cosine (down to 0), step (a tenth after 1/2 and 3/4).", "constant", "cosine", "step"
+        METHOD,
+        "Learning rate: constant, cosine (down to 0), step (a tenth after 1/2 and 3/4); auto is cosine for binary weights, "
+        "which else never settle, and constant for real ones.",
+        AUTO,
+        "constant",
+        "cosine",
+        "step",
     )
     optimizer: str = _choice(METHOD, "sgd (with Nesterov momentum) or adam.", "sgd", "adam")
     momentum: float = _option(0.9, METHOD, "Of SGD.")
@@ -161,6 +167,11 @@ class TrainConfig:
             return None if self.weight_noise == NO_NOISE else noise_by_name(self.weight_noise)
         except InputError as error:
             raise InputError(f"weight_{error}; {NO_NOISE} for weights that are not drawn") from None
+
+    @property
+    def rate_schedule(self) -> str:
+        """The schedule of the learning rate, by its name."""
+        return self.schedule if self.schedule != AUTO else "cosine" if self.weights == "binary" else "constant"
 
     @property
     def rate(self) -> float:

@@ -79,9 +79,9 @@ def scheduled_rate(config: TrainConfig, share: float) -> float:
     >>> [scheduled_rate(TrainConfig(lr=1.0, schedule="step"), share) for share in (0, 0.5, 0.75)]
     [1.0, 0.1, 0.01]
     """
-    if config.schedule == "cosine":
+    if config.rate_schedule == "cosine":
         return config.rate * (1 + math.cos(math.pi * share)) / 2
-    if config.schedule == "step":
+    if config.rate_schedule == "step":
         return config.rate / 10.0 ** sum(share >= step for step in STEPS)
     return config.rate
 
