@@ -142,7 +142,7 @@ class TrainConfig:
         if not is_user_estimator(self.estimator):
             for_training(self.estimator, points=1)
         noise_by_name(self.noise)
-        if self.weights == "real" and self.noise_of_weights is not None:
+        if self.noise_of_weights is not None and self.weights == "real":
             raise InputError(f"weight_noise {self.weight_noise!r} is of binary weights; give --weights binary, too")
         if self.lr != AUTO and not (isinstance(self.lr, float | int) and math.isfinite(self.lr) and self.lr > 0):
             raise InputError(f"the learning rate is {self.lr}; it must be positive and finite, e.g. 0.1, or auto")
