@@ -56,7 +56,8 @@ def test_rates_and_weight_decay_of_binary_weights_and_their_scales():
 def test_the_scale_of_a_norm_has_the_factor_of_the_layers_own():
     for norm, expected in ((fg.ScaleShift(3), {5.0, 0.2}), (nn.BatchNorm1d(3), {5.0})):
         layer = fg.BinaryLinear(25, 3, bias=False, norm=norm, weights="binary")
-        assert set(rate_factors(layer).values()) == expected
+        net = fg.Sequential(layer, head=nn.Linear(3, 2))
+        assert set(rate_factors(net).values()) == expected
     assert rate_factors(small_net()) == {}
 
 
