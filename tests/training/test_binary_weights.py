@@ -21,6 +21,8 @@ from flipgrad.training.optimizer import RATE_FACTOR, make_optimizer, rate_factor
 from pictures import render_nothing
 from torture.runs import records, timeless
 
+DIGITS = load_data(TrainConfig())
+
 
 def factors(optimizer, net):
     """The factor on the rate and the weight decay of every parameter by name."""
@@ -114,6 +116,21 @@ def test_a_run_that_was_interrupted_ends_with_the_same_weights_and_metrics(tmp_p
         whole = (tmp_path / "whole/weights.safetensors").read_bytes()
         assert (path / "weights.safetensors").read_bytes() == whole
         assert timeless(path) == timeless(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("estimator", ["psa", "psa:sampled", "st"])
+def test_gradients_of_half_precision_are_close_to_those_of_float32(norm, estimator):
+    found = []
+    for precision in ("float32", "bfloat16"):
+        settings = TrainConfig(
+            model="30-20", weights="binary", norm=norm, estimator=estimator, precision=precision, augment="none"
+        )
+        trainer = Trainer(settings, net := make_net(settings, DIGITS), DIGITS)
+        trainer.backward(torch.arange(64), 1 / 64)
+        found.append(net[2].weight.grad)
+    # Some states differ, as their pre-activations are rounded.
+    assert torch.cosine_similarity(*(grad.flatten() for grad in found), 0) > 0.9
 
 
 def test_weights_are_drawn_anew_every_update_from_a_stream_of_their_own():
