@@ -87,7 +87,9 @@ class BinaryWeightMap(AffineMap):
         if not back.binary or self.inner.views:
             product = self._weights_at_any_inputs(back)
             return product if besides is None else product + self.inner.weight_gradient(back.inputs, besides)
-        odd, even = (part.mul_(back.grad) for part in back.noise.change(back.a, 2 * self._over_channels(self.scale)))
+        # Under autocast pre-activations may have half the digits, in which differences of probabilities get lost.
+        a, received = back.a.to(self.scale.dtype), back.grad.to(self.scale.dtype)
+        odd, even = (part.mul_(received) for part in back.noise.change(a, 2 * self._over_channels(self.scale)))
         odd, even = (self.inner.rows(part) for part in (odd if besides is None else odd + besides, even))
         sampled = back.inputs is back.x
         # Without zeros among the states one example and one channel show where the padding is.
@@ -99,14 +101,14 @@ class BinaryWeightMap(AffineMap):
         size = self._size_of_a_flip(x)
         if size is None:
             return self._scaled().flip_product(x, a, grad, noise, tolerance)
-        odd, even = (part.mul_(grad) for part in noise.change(a, 2 * size))
+        odd, even = (part.mul_(grad.to(size.dtype)) for part in noise.change(a.to(size.dtype), 2 * size))
         return self._over_units(x, odd, even)
 
     def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         size = self._size_of_a_flip(x)
         if size is None:
             return self._scaled().log_ratio(x, a, states, noise, tolerance)
-        odd, even = noise.log_change(a, states, 2 * size)
+        odd, even = noise.log_change(a.to(size.dtype), states.to(size.dtype), 2 * size)
         # The sum is that of a product with the states, which a ratio is without.
         return self._over_units(x, odd, even) * x
 

@@ -11,6 +11,8 @@ from flipgrad.plots.report import best_epoch
 from flipgrad.plots.runs import Epoch
 
 VOID = {"meta", "link", "br", "img"}
+# Shares of units and of weights.
+BY_LAYER = ("saturated", "changed_signs", "undecided")
 
 
 class Page(HTMLParser):
@@ -90,13 +92,15 @@ def test_every_curve_is_there_with_words_for_who_cannot_see_it(full):
         "accuracies",
         "gradients",
         "saturated",
+        "changed",
+        "undecided",
         "rate",
         "disagreement",
     ]
     words = [box["aria-label"] for box in shown.tags("div") if box.get("role") == "img"]
     assert words[1].startswith("Accuracies, epochs 1 to 4: 1 sample from 88.12% to 89.12%; 10 samples from 92.17% to 93.17%")
     assert "head from 3.0000 to 0.7500" in words[2]
-    assert "from 25%: 8 correct, 3 wrong" in words[5]
+    assert "from 25%: 8 correct, 3 wrong" in words[7]
     assert all(image["alt"] for image in shown.tags("img"))
     assert len(shown.tags("img")) == 3
     bars = [picture["aria-label"] for picture in shown.tags("svg") if picture.get("role") == "img"]
@@ -187,7 +191,7 @@ def test_an_ensemble_that_was_not_measured(tmp_path):
 
 def test_a_run_of_one_epoch_and_few_numbers(tmp_path):
     write_run(tmp_path, evaluated=False)
-    few = {key: value for key, value in epoch(1).items() if key not in ("lr", "gradient_norm", "saturated")}
+    few = {key: value for key, value in epoch(1).items() if key not in ("lr", "gradient_norm", *BY_LAYER)}
     put_lines(tmp_path / "metrics.jsonl", [few | {"objective": 1.25}])
     shown = page(tmp_path)
     assert [figure["id"] for figure in shown.tags("figure")] == ["losses", "accuracies"]

@@ -74,7 +74,7 @@ def _bare(config: TrainConfig, net: Sequential, data: DataSet) -> Callable[[], N
     x, objective = data.train.x[: config.batch_size], CrossEntropy(data.train.y[: config.batch_size])
     net.initialize(data.train.x[:256])
     rule = for_training(config.estimator, len(data.train))[1]
-    return update(net, x, objective, rule, make_optimizer(config, net.parameters()))
+    return update(net, x, objective, rule, make_optimizer(config, net))
 
 
 def _loading(config: TrainConfig, data: DataSet) -> Callable[[], None]:
