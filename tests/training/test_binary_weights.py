@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -116,6 +117,14 @@ def test_a_run_that_was_interrupted_ends_with_the_same_weights_and_metrics(tmp_p
         whole = (tmp_path / "whole/weights.safetensors").read_bytes()
         assert (path / "weights.safetensors").read_bytes() == whole
         assert timeless(path) == timeless(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("signs", [{}, {"signs.layer 2": torch.ones(1, dtype=torch.bool)}])
+def test_a_checkpoint_without_the_right_signs_is_refused(signs):
+    state = Trainer(config(), drawn_net(), blobs()).state()
+    tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith("signs.")}
+    with pytest.raises(fg.InputError, match=r"does not fit the network that the configuration makes: .*layer 2"):
+        Trainer(config(), drawn_net(), blobs()).restore(replace(state, tensors={**tensors, **signs}))
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
