@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -118,6 +119,14 @@ def test_a_run_that_was_interrupted_ends_with_the_same_weights_and_metrics(tmp_p
         assert timeless(path) == timeless(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("signs", [{}, {"signs.layer 2": torch.ones(1, dtype=torch.bool)}])
+def test_a_checkpoint_without_the_right_signs_is_refused(signs):
+    state = Trainer(config(), drawn_net(), blobs()).state()
+    tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith("signs.")}
+    with pytest.raises(fg.InputError, match=r"does not fit the network that the configuration makes: .*layer 2"):
+        Trainer(config(), drawn_net(), blobs()).restore(replace(state, tensors={**tensors, **signs}))
+
+
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("estimator", ["psa", "psa:sampled", "st"])
 def test_gradients_of_half_precision_are_close_to_those_of_float32(norm, estimator):
@@ -205,5 +214,5 @@ def test_digits_reach_98_percent(seed):
     settings = TrainConfig(weights="binary", seed=seed)
     data = load_data(settings)
     evaluation = train(settings, make_net(settings, data), data)
-    # 99.2, 99.7 and 99.4 % when last measured.
+    # 98.6, 98.6 and 99.2 % when last measured.
     assert evaluation.accuracy_n >= 0.98

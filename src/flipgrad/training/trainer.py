@@ -275,8 +275,11 @@ class Trainer:
             self.net.load_state_dict(checkpoint.part("net"))
             self._learned.load_state_dict(checkpoint.part("estimator"))
             restore_optimizer(self._optimizer, checkpoint.part("optimizer"))
+            stored_signs = checkpoint.part("signs")
             for name, signs in self._signs.items():
-                signs.copy_(checkpoint.part("signs")[name])
+                if stored_signs[name].shape != signs.shape:
+                    raise ValueError(f"the signs of {name} are {list(stored_signs[name].shape)}, not {list(signs.shape)}")
+                signs.copy_(stored_signs[name])
             # Copies: a generator does not take a part of a tensor.
             mine = {name: tensor[self._processes.rank].clone() for name, tensor in checkpoint.part("process").items()}
             self._sums.copy_(mine["sums"])
