@@ -106,9 +106,10 @@ def test_more_samples_have_less_variance():
 
 def slopes_and_states(estimator, noise, bias, draw):
     """20,000 independent slopes in the pre-activation ``bias``, and the states they were drawn for."""
-    layer = fg.BinaryLinear(1, 1, noise=noise)
+    layer = fg.BinaryLinear(1, 1, bias=False, noise=noise)
+    torch.nn.init.ones_(layer.weight)
     x = torch.full((20_000, 1), bias, requires_grad=True)
-    call = LayerCall(layer, x, False, lambda x: x, draw)
+    call = LayerCall(layer, x, False, (), draw)
     states = estimator.states(call)
     return torch.autograd.grad(states.sum(), x)[0].double(), states.detach()
 
