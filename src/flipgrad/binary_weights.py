@@ -183,11 +183,17 @@ class BinaryWeightMap(AffineMap):
         # A state that is 0 is no unit. The smallest size tells in a fraction of the time that comparisons take.
         if (averaged and exact) or cannot_look() or (x.numel() > 0 and not bool(x.detach().abs().amin() > 0)):
             return Meetings(alike=False)
-        certainty = self._rows(x * back.inputs).flatten(1).mean(1) if averaged else None
+        certainty = self._certainty(x, back.inputs) if averaged else None
         geometry, padding = self.inner.geometry, self.inner.padding
         if padding is None or padding.value:
             return Meetings(True, certainty, None, all=geometry is None or geometry.padding == (0, 0))
         return Meetings(True, certainty, self.inner.seen(torch.ones_like(x[:1, :1])).to(self.inner.weight.dtype))
+
+    def _certainty(self, x: Tensor, averages: Tensor) -> Tensor:
+        """The mean of states times their averages in every example."""
+        units, averages = (self._rows(t.detach()).flatten(1) for t in (x, averages))
+        mean: Tensor = torch.linalg.vecdot(units, averages) / max(1, units.shape[1])
+        return mean
 
     def _size_of_a_flip(self, x: Tensor) -> Tensor | None:
         """Half of what a flip of a unit of ``x`` moves the pre-activations of every output channel by; None if units differ."""
