@@ -27,7 +27,7 @@ LAYERS = [
     ["layers"],
     ["steps"],
     ["network"],
-    ["exact", "bounds"],
+    ["exact", "bounds", "summary"],
     ["estimators"],
     ["data", "training", "plots", "gradeval"],
     ["benchmarks"],

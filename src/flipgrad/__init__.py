@@ -37,6 +37,7 @@ from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 from flipgrad.norms import ScaleShift
 from flipgrad.objectives import CrossEntropy, LogisticLoss, SoftCrossEntropy, SquaredError
 from flipgrad.steps import Concat
+from flipgrad.summary import LayerSummary, Summary, summary
 
 __version__ = "0.1.0.dev0"
 
@@ -44,6 +45,8 @@ __version__ = "0.1.0.dev0"
 __all__ = [  # noqa: RUF022
     # networks
     "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "Member", "ScaleShift", "Sequential", "use",
+    # what it costs
+    "LayerSummary", "Summary", "summary",
     # noise
     "Laplace", "Logistic", "Noise", "Normal", "Uniform",
     # objectives

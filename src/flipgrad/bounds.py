@@ -67,6 +67,7 @@ def mean_losses(
     estimator: Estimator | None = None,
     generator: Generator | None = None,
     noise: Sequence[Tensor] | None = None,
+    weight_noise: Sequence[Tensor] | None = None,
     antithetic: bool = False,
     index: Tensor | None = None,
 ) -> Tensor:
@@ -84,6 +85,7 @@ def mean_losses(
         estimator: any, as for the network.
         generator: the source of randomness.
         noise: Z of every binary layer instead of drawing it, for S x B examples: the whole batch for the first draw first.
+        weight_noise: Z of the weights of every layer that draws these, instead of drawing it; all S draws share it.
         antithetic: make half of the draws, and of each a second one with -Z in place of Z, instead of independent ones. The
             mean is the same, and in nearly all networks the variance is lower, up to three times in deep layers at the start
             of training (``docs/results/beyond.md``).
@@ -98,7 +100,8 @@ def mean_losses(
     if antithetic and noise is not None:
         raise InputError("antithetic=True draws noise for pairs: give an even batch, and no noise")
     rule = MeanOfDraws(estimator, samples, antithetic=antithetic)
-    return cast(Tensor, net(x, objective, estimator=rule, generator=generator, noise=noise, index=index))
+    given = {"noise": noise, "weight_noise": weight_noise}
+    return cast(Tensor, net(x, objective, estimator=rule, generator=generator, index=index, **given))
 
 
 def bound_losses(
@@ -110,6 +113,7 @@ def bound_losses(
     estimator: Estimator | None = None,
     generator: Generator | None = None,
     noise: Sequence[Tensor] | None = None,
+    weight_noise: Sequence[Tensor] | None = None,
     index: Tensor | None = None,
 ) -> Tensor:
     r"""The S-sample bounds [B] on the marginal losses, to train with: their gradient is made by any estimator.
@@ -133,7 +137,7 @@ def bound_losses(
     A baseline learns to predict :math:`S h_s`, whose mean is close to 0; a constant one is of no use here.
 
     Args:
-        net, x, estimator, generator, noise, index: as for :func:`mean_losses`.
+        net, x, estimator, generator, noise, weight_noise, index: as for :func:`mean_losses`.
         objective: maps outputs [..., B, K] to losses [..., B], negative logarithms of likelihoods.
         samples: S.
 
@@ -147,7 +151,8 @@ def bound_losses(
     """
     check_sequential(net, "bounds", wrapped=True)
     rule = _BoundOfDraws(estimator, samples)
-    return cast(Tensor, net(x, objective, estimator=rule, generator=generator, noise=noise, index=index))
+    given = {"noise": noise, "weight_noise": weight_noise}
+    return cast(Tensor, net(x, objective, estimator=rule, generator=generator, index=index, **given))
 
 
 class _ManyDraws(Estimator):

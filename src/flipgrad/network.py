@@ -250,6 +250,21 @@ def parameters_by_layer(net: Sequential) -> dict[str, dict[str, nn.Parameter]]:
     return {name: group for name, group in groups.items() if group}
 
 
+def sample_weight_noise(net: Sequential, generator: Generator | None = None) -> list[Tensor]:
+    """Z of the weights of every layer that draws these, in order, to be handed in: ``net(x, ..., weight_noise=...)``.
+
+    Processes that train together draw the same binary weights if each draws this from a generator with the same seed.
+
+    >>> from flipgrad import BinaryLinear, Logistic
+    >>> first = BinaryLinear(2, 4)
+    >>> second = BinaryLinear(4, 3, weights="binary", weight_noise=Logistic(0.1))
+    >>> [list(z.shape) for z in sample_weight_noise(Sequential(first, second, head=nn.Linear(3, 2)))]
+    [[3, 4]]
+    """
+    drawn = [(layer.weight_noise, layer.weight.detach()) for layer in net.binary_layers if layer.weight_noise is not None]
+    return [noise.sample_like(latent, generator=generator) for noise, latent in drawn]
+
+
 def _weight_noises(layers: Sequence[BinaryLayer]) -> list[Noise]:
     """The noise of the weights of every layer that draws these."""
     return [layer.weight_noise for layer in layers if layer.weight_noise is not None]

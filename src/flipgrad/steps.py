@@ -129,6 +129,16 @@ class Branch(Step):
         return any(_keep_units(chain) for chain in self.chains)
 
 
+def samples(steps: Iterable[Step]) -> Iterator[Sample]:
+    """The evaluations of binary layers among ``steps``, those in branches too."""
+    for step in steps:
+        if isinstance(step, Sample):
+            yield step
+        elif isinstance(step, Branch):
+            for chain in step.chains:
+                yield from samples(chain)
+
+
 def _keep_units(steps: Iterable[Step]) -> bool:
     return all(step.keeps_units for step in steps)
 

@@ -43,6 +43,8 @@ def epoch(number: int) -> dict:
         "images_per_second": 1000.0 + number,
         "gradient_norm": {name: (i + 1) / number for i, name in enumerate(LAYERS)},
         "saturated": dict.fromkeys(LAYERS[:2], 0.1 * number),
+        "changed_signs": {LAYERS[1]: 0.2 / number},
+        "undecided": {LAYERS[1]: 0.05 * number},
     }
 
 

@@ -53,7 +53,7 @@ def drawn(chart):
 
 def test_every_chart_shows_the_numbers_of_the_file(tmp_path):
     found = {chart.key: chart for chart in charts(read_metrics(write_run(tmp_path) / "metrics.jsonl"))}
-    assert list(found) == ["losses", "accuracies", "gradients", "saturated", "rate"]
+    assert list(found) == ["losses", "accuracies", "gradients", "saturated", "changed", "undecided", "rate"]
     expected = {
         "losses": {
             "training objective": "objective",
@@ -69,7 +69,12 @@ def test_every_chart_shows_the_numbers_of_the_file(tmp_path):
             label: [epoch(number)[name] for number in range(1, 5)] for label, name in names.items()
         }
         assert all(list(line.get_xdata()) == [1, 2, 3, 4] for line in shown.values())
-    for key, name, layers in (("gradients", "gradient_norm", LAYERS), ("saturated", "saturated", LAYERS[:2])):
+    for key, name, layers in (
+        ("gradients", "gradient_norm", LAYERS),
+        ("saturated", "saturated", LAYERS[:2]),
+        ("changed", "changed_signs", LAYERS[1:2]),
+        ("undecided", "undecided", LAYERS[1:2]),
+    ):
         shown = lines(drawn(found[key]))
         assert list(shown) == list(layers)
         for layer, line in shown.items():

@@ -90,13 +90,15 @@ def test_every_curve_is_there_with_words_for_who_cannot_see_it(full):
         "accuracies",
         "gradients",
         "saturated",
+        "changed",
+        "undecided",
         "rate",
         "disagreement",
     ]
     words = [box["aria-label"] for box in shown.tags("div") if box.get("role") == "img"]
     assert words[1].startswith("Accuracies, epochs 1 to 4: 1 sample from 88.12% to 89.12%; 10 samples from 92.17% to 93.17%")
     assert "head from 3.0000 to 0.7500" in words[2]
-    assert "from 25%: 8 correct, 3 wrong" in words[5]
+    assert "from 25%: 8 correct, 3 wrong" in words[7]
     assert all(image["alt"] for image in shown.tags("img"))
     assert len(shown.tags("img")) == 3
     bars = [picture["aria-label"] for picture in shown.tags("svg") if picture.get("role") == "img"]

@@ -22,6 +22,18 @@ def small_net(seed=0, *front):
     return fg.Sequential(*front, fg.BinaryConv2d(1, 4, 3), fg.BinaryConv2d(4, 4, 2), nn.Flatten(), head=nn.Linear(4, 2))
 
 
+def binary_net(seed=0, weight_noise=None):
+    """The small network with binary weights in its second layer."""
+    torch.manual_seed(seed)
+    second = fg.BinaryConv2d(4, 4, 2, weights="binary", weight_noise=weight_noise)
+    return fg.Sequential(fg.BinaryConv2d(1, 4, 3), second, nn.Flatten(), head=nn.Linear(4, 2))
+
+
+def drawn_net(seed=0):
+    """The same with weights that are drawn."""
+    return binary_net(seed, fg.Logistic(0.2))
+
+
 def config(**options):
     return TrainConfig(**{"epochs": 3, "batch_size": 10, "eval_samples": 3, **options})
 

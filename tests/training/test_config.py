@@ -30,11 +30,18 @@ from flipgrad.training import TrainConfig
         ({"lr": math.nan}, "learning rate is nan"),
         ({"lr": 0.0}, "learning rate is 0.0"),
         ({"lr": "fast"}, "learning rate is fast; it must be positive and finite, e.g. 0.1, or auto"),
-        ({"schedule": "wild"}, "unknown schedule 'wild'; choose from constant, cosine, step"),
+        ({"schedule": "wild"}, "unknown schedule 'wild'; choose from auto, constant, cosine, step"),
         ({"optimizer": "lion"}, "unknown optimizer 'lion'; choose from sgd, adam"),
         ({"threads": 0}, "threads is 0"),
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"weight_decay": -1.0}, "weight_decay is -1.0"),
+        ({"weights": "ternary"}, "unknown weights 'ternary'; choose from real, binary"),
+        ({"weight_noise": "logistic:0.1"}, "weight_noise 'logistic:0.1' is of binary weights; give --weights binary, too"),
+        (
+            {"weights": "binary", "weight_noise": "pink"},
+            "weight_noise 'pink': choose logistic.*; none for weights that are not",
+        ),
+        ({"weights": "binary", "weight_noise": "normal:x"}, "weight_noise 'normal:x': its scale is no number"),
         ({"validation": 1.0}, "validation is 1.0"),
         ({"objective": "hope"}, "unknown objective 'hope'; choose from expected, bound"),
         ({"draws": "antithetic"}, "for the expected loss; give an even number of them, e.g. --samples 2"),
@@ -50,6 +57,12 @@ from flipgrad.training import TrainConfig
 def test_a_bad_configuration_is_refused(options, message):
     with pytest.raises(fg.InputError, match=message):
         TrainConfig(**options)
+
+
+def test_the_rate_of_binary_weights_falls_by_default():
+    assert TrainConfig().rate_schedule == "constant"
+    assert TrainConfig(weights="binary").rate_schedule == "cosine"
+    assert TrainConfig(weights="binary", schedule="constant").rate_schedule == "constant"
 
 
 def test_json_and_back():

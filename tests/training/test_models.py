@@ -46,6 +46,27 @@ def test_a_step_of_every_network_with_every_norm(name, norm):
     assert all((layer.bias is None) == (norm != "none") for layer in layers)
 
 
+@every_net
+@pytest.mark.parametrize("norm", NORMS)
+def test_all_layers_but_the_one_with_real_inputs_have_binary_weights(name, norm):
+    make, shape, depth = NETS[name]
+    net = make(norm=norm, weights="binary", weight_noise=fg.Logistic(0.1))
+    x, y = torch.randn(6, *shape), torch.arange(6)
+    net.initialize(x)
+    net(x, fg.CrossEntropy(y), estimator=fg.PSA()).mean().backward()
+    assert all(bool(p.grad.isfinite().all()) and bool((p.grad != 0).any()) for p in net.parameters())
+    assert [layer.weights for layer in net.binary_layers] == ["real", *["binary"] * (depth - 1)]
+    assert [layer.weight_noise for layer in net.binary_layers] == [None, *[fg.Logistic(0.1)] * (depth - 1)]
+    assert all(layer.weights == "real" for layer in make(norm=norm).binary_layers)
+
+
+def test_a_single_layer_has_no_weights_that_could_be_binary():
+    with pytest.raises(
+        fg.InputError, match=r"the only binary layer has real-valued inputs.* e\.g\. 7-7, or leave the weights real"
+    ):
+        fully_connected(2, [7], 2, weights="binary")
+
+
 def test_by_default_networks_are_the_papers():
     assert all(layer.noise == fg.Logistic() and layer.norm is None for layer in cifar_net(0.1).binary_layers)
     assert [layer.out_channels for layer in cifar_net(0.25).binary_layers] == [24, 24, 24, 48, 48, 48, 48, 48]

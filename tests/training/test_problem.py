@@ -121,6 +121,19 @@ def test_bad_data_is_refused(options, message):
     [
         ({"width": 0.5, "model": "a.b:c"}, "width is for our own networks; 'a.b:c' decides itself: leave --width out"),
         ({"norm": "batch", "model": "a.b:c"}, "norm is for our own networks"),
+        (
+            {"weights": "binary", "model": "a.b:c"},
+            "weights is for our own networks; 'a.b:c' decides itself: leave --weights out",
+        ),
+        (
+            {"weights": "binary", "model": "50"},
+            "the only binary layer has real-valued inputs.*give more layers, e.g. 50-50, or",
+        ),
+        ({"weights": "binary", "estimator": "arm"}, "ARM has no rule for binary weights: use fg.PSA"),
+        (
+            {"weights": "binary", "estimator": "tanh"},
+            "Tanh relaxes the distribution of binary weights, and these are not drawn",
+        ),
         ({"model": "big"}, "unknown model 'big'; choose from digits, mnist, cifar, or give widths such as 200-200"),
         ({"model": "mnist"}, r"model 'mnist' is for inputs \[1, 28, 28\], the data set 'digits' has"),
         ({"model": "5-0"}, "give the units of every binary layer"),

@@ -49,13 +49,14 @@ def test_two_processes_are_one(tmp_path):
     for rank in (0, 1):
         found = json.loads((tmp_path / f"found-{rank}.json").read_text())
         # Only the order of additions differs, in float64.
-        assert found["same update"].keys() == {"psa", "st", "reinforce+running"}
+        assert found["same update"].keys() == {"psa", "st", "reinforce+running", "psa:mean"}
         assert all(distance < 1e-12 for distance in found["same update"].values()), found
         assert found["disagreement"].keys() > ESTIMATORS.keys()
         assert all(distance == 0 for distance in found["disagreement"].values()), found
         # The largest of some 150 differences, in standard errors of 200 draws: a false alarm in a thousand.
         assert 0.5 < found["deviation"] < 4.6
-        assert found["goes on"]
+        assert found["disagreement about drawn weights"] == 0
+        assert found["goes on"] == [True, True]
 
 
 @pytest.mark.slow

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from problems import StopAfter, blobs, config, small_net
+from problems import StopAfter, blobs, config, drawn_net, small_net
 from torch import Tensor
 
 from flipgrad.data import Split
 from flipgrad.estimators import ESTIMATORS
+from flipgrad.network import Sequential
 from flipgrad.training import Checkpoint, Processes, RunFolder, Trainer, connect, train
 from flipgrad.training.loop import isolated
 from torture.runs import timeless
@@ -33,10 +35,14 @@ def noises(count: int, generator: torch.Generator) -> list[Tensor]:
     return [torch.logit(u) for u in uniform]
 
 
+# Estimators with the networks that they train: of the last, weights are drawn, too.
+PROBLEMS = {"psa": small_net, "st": small_net, "reinforce+running": small_net, "psa:mean": drawn_net}
+
+
 def trained(estimator: str, processes: Processes) -> Trainer:
-    """A training of one epoch with handed-in noise."""
+    """A training of one epoch with handed-in noise of the units."""
     settings = config(estimator=estimator, batch_size=BATCH, augment="none")
-    trainer = Trainer(settings, small_net().double(), precise_blobs(), processes)
+    trainer = Trainer(settings, PROBLEMS[estimator]().double(), precise_blobs(), processes)
     generator = torch.Generator().manual_seed(1)
     for update in range(trainer.updates):
         drawn = noises(min(BATCH, EXAMPLES - update * BATCH), generator)
@@ -58,9 +64,9 @@ def same_update(estimator: str, many: Processes) -> float:
     return max(difference(alone.part(part), together.part(part)) for part in parts if alone.part(part))
 
 
-def disagreement(estimator: str, many: Processes) -> float:
+def disagreement(estimator: str, many: Processes, net: Callable[[], Sequential] = small_net) -> float:
     """How far the states of the two processes are from one another after an epoch with noise of their own."""
-    trainer = Trainer(config(estimator=estimator, batch_size=7), small_net(), blobs(), many)
+    trainer = Trainer(config(estimator=estimator, batch_size=7), net(), blobs(), many)
     for _ in range(trainer.updates):
         trainer.update()
     state = [*trainer.net.state_dict().values(), *trainer._learned.state_dict().values()]
@@ -86,11 +92,11 @@ def deviation(many: Processes, draws: int = 200) -> float:
     return float(((one.mean(0) - two.mean(0)).abs() / error).max())
 
 
-def goes_on(folder: Path, many: Processes) -> bool:
+def goes_on(folder: Path, many: Processes, make: Callable[..., Sequential]) -> bool:
     """Whether an interrupted run of two processes ends as an undisturbed one."""
     finals = []
     for name, stop in (("whole", None), ("parts", StopAfter(1))):
-        path, net = folder / name, small_net()
+        path, net = folder / f"{make.__name__}-{name}", make()
         run = RunFolder(path) if many.first else None
         if stop is None:
             train(config(), net, blobs(), run, processes=many)
@@ -101,13 +107,14 @@ def goes_on(folder: Path, many: Processes) -> bool:
             except KeyboardInterrupt:
                 checkpoint = Checkpoint.read(path / RunFolder.CHECKPOINT)
                 assert checkpoint.facts["processes"] == 2
-                net = small_net(5)
+                net = make(5)
                 train(config(), net, blobs(), run, processes=many, checkpoint=checkpoint)
         if run is not None:
             run.close()
         finals.append(net.state_dict())
     same = difference(*finals) == 0
-    return same and (not many.first or timeless(folder / "whole") == timeless(folder / "parts"))
+    whole, parts = (folder / f"{make.__name__}-{name}" for name in ("whole", "parts"))
+    return same and (not many.first or timeless(whole) == timeless(parts))
 
 
 def main() -> None:
@@ -116,10 +123,11 @@ def main() -> None:
     many = connect("cpu")
     with isolated(many.device):
         found = {
-            "same update": {name: same_update(name, many) for name in ("psa", "st", "reinforce+running")},
+            "same update": {name: same_update(name, many) for name in PROBLEMS},
             "disagreement": {name: disagreement(name, many) for name in (*ESTIMATORS, "reinforce+running", "muprop+running")},
+            "disagreement about drawn weights": disagreement("psa", many, drawn_net),
             "deviation": deviation(many),
-            "goes on": goes_on(folder, many),
+            "goes on": [goes_on(folder, many, make) for make in (small_net, drawn_net)],
         }
     assert math.isfinite(found["deviation"])
     (folder / f"found-{many.rank}.json").write_text(json.dumps(found))

@@ -69,7 +69,7 @@ def _bare(config: TrainConfig, net: Sequential, data: DataSet) -> Callable[[], N
     x, objective = data.train.x[: config.batch_size], CrossEntropy(data.train.y[: config.batch_size])
     net.initialize(data.train.x[:256])
     rule = for_training(config.estimator, len(data.train))[1]
-    optimizer = make_optimizer(config, net.parameters())
+    optimizer = make_optimizer(config, net)
 
     def run() -> None:
         for _ in range(UPDATES):

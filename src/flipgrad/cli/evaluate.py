@@ -11,6 +11,7 @@ from rich.console import Console
 from flipgrad import files, plots
 from flipgrad.cli._shared import evaluation_table
 from flipgrad.sampling import check_seed
+from flipgrad.summary import summary
 from flipgrad.training import RunFolder, load_run
 from flipgrad.training import evaluate as measure
 from flipgrad.training.predictions import describe
@@ -27,7 +28,10 @@ def evaluate(
     ] = None,
     estimator: Annotated[str | None, typer.Option(help="The run's own package.module:Name again, likewise.")] = None,
 ) -> None:
-    """Measure a trained network: accuracies and losses with one, many and no samples; store evaluation.json and report.html."""
+    """Measure a trained network: accuracies and losses with one, many and no samples, and what every layer costs.
+
+    Stores evaluation.json and report.html.
+    """
     check_seed(seed)
     loaded = load_run(run, device=device, data_folder=data_folder, model=model, estimator=estimator)
     torch.set_num_threads(loaded.config.threads)
@@ -43,6 +47,8 @@ def evaluate(
     files.write_json(file, {**content, "same_data": loaded.same_data, **files.provenance()})
     console = Console(markup=False, highlight=False)
     console.print(evaluation_table({f"{name.capitalize()} images": result for name, result in results.items()}))
+    # As wide as it is: a table that is broken into shorter lines cannot be read.
+    console.print(str(summary(loaded.net, loaded.data.test.x[:1].to(device))), soft_wrap=True)
     if not loaded.same_data:
         console.print("These are not, to the bit, the data that the network was trained on.")
     console.print(f"Numbers and examples are in {file}, and on the page {plots.report(run)}", soft_wrap=True)

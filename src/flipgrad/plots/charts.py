@@ -65,12 +65,16 @@ def charts(epochs: Sequence[Epoch]) -> list[Chart]:
     ]
     gradients = _by_layer({epoch.epoch: epoch.gradient_norm for epoch in epochs})
     saturated = _by_layer({epoch.epoch: epoch.saturated for epoch in epochs})
+    changed = _by_layer({epoch.epoch: epoch.changed_signs for epoch in epochs})
+    undecided = _by_layer({epoch.epoch: epoch.undecided for epoch in epochs})
     rate = _line("learning rate", BLUE, {epoch.epoch: epoch.lr for epoch in epochs})
     every = [
         Chart("losses", "Losses", "cross-entropy", losses),
         Chart("accuracies", "Accuracies", "accuracy", accuracies, percent=True),
         Chart("gradients", "Gradient norm by layer", "gradient norm", gradients),
         Chart("saturated", "Saturated units by layer", "share of units", saturated, percent=True),
+        Chart("changed", "Binary weights that changed their sign, by layer", "share of weights", changed, percent=True),
+        Chart("undecided", "Undecided binary weights by layer", "share of weights", undecided, percent=True),
         # A constant rate is told by the configuration.
         Chart("rate", "Learning rate", "learning rate", [rate] if len(set(rate.values)) > 1 else []),
     ]

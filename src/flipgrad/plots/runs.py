@@ -49,6 +49,9 @@ class Epoch(Scores):
     # By layer; saturated are units whose state is almost certain.
     gradient_norm: dict[str, float | None] = field(default_factory=dict)
     saturated: dict[str, float | None] = field(default_factory=dict)
+    # Shares of binary weights: with another sign than an epoch before, and undecided between both.
+    changed_signs: dict[str, float | None] = field(default_factory=dict)
+    undecided: dict[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

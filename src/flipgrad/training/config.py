@@ -16,13 +16,18 @@ from flipgrad.data import AUGMENTATIONS, SOURCES, DataSet
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.estimators.names import for_training, is_user_estimator
+from flipgrad.guards import keeping_buffers
+from flipgrad.layers import WeightKind
 from flipgrad.network import Sequential
-from flipgrad.noise import NOISES, noise_by_name
-from flipgrad.training.models import MODELS, NORMS, NormName, model
+from flipgrad.noise import NOISES, Noise, noise_by_name
+from flipgrad.objectives import CrossEntropy
+from flipgrad.training.models import MODELS, NORMS, WEIGHTS, NormName, model
 from flipgrad.user_code import call_user_function, check_runs, is_user_function
 
 # What is wanted is found by the run itself: the data set's own choice, or a search.
 AUTO = "auto"
+# Binary weights are signs, and not drawn.
+NO_NOISE = "none"
 # What 64 bits hold, and torch takes as a seed.
 LARGEST_INT = 2**63 - 1
 # As much as a path may have.
@@ -73,6 +78,16 @@ class TrainConfig:
     width: float = _option(1.0, PROBLEM, "Factor on the channels or units of our networks.")
     norm: str = _choice(PROBLEM, "Before every sign: none, batch (BatchNorm), affine (a learned scale and shift).", *NORMS)
     noise: str = _option("logistic", PROBLEM, f"Of all units: {', '.join(NOISES)}; with a scale, logistic:0.5.")
+    weights: str = _choice(
+        PROBLEM,
+        "real or binary, of all binary layers but the first, whose inputs are real and whose weights stay so.",
+        *WEIGHTS,
+    )
+    weight_noise: str = _option(
+        NO_NOISE,
+        PROBLEM,
+        f"Of binary weights: {NO_NOISE} (signs of the latent ones), or drawn anew every update: logistic:0.1 and the like.",
+    )
     validation: float = _option(
         0.1,
         PROBLEM,
@@ -99,11 +114,17 @@ class TrainConfig:
     search_epochs: int = _option(5, METHOD, "Epochs of each.", least=1)
     search_images: int | None = _option(None, METHOD, "Training images of each (default: all).", least=2)
     schedule: str = _choice(
-        METHOD, "Learning rate: constant, cosine (down to 0), step (a tenth after 1/2 and 3/4).", "constant", "cosine", "step"
+        METHOD,
+        "Learning rate: constant, cosine (down to 0), step (a tenth after 1/2 and 3/4); auto is cosine for binary weights, "
+        "which else never settle, and constant for real ones.",
+        AUTO,
+        "constant",
+        "cosine",
+        "step",
     )
     optimizer: str = _choice(METHOD, "sgd (with Nesterov momentum) or adam.", "sgd", "adam")
     momentum: float = _option(0.9, METHOD, "Of SGD.")
-    weight_decay: float = _option(0.0, METHOD, "Factor of the weights in their gradient.")
+    weight_decay: float = _option(0.0, METHOD, "Factor of the weights in their gradient; signs have none.")
     seed: int = _option(0, METHOD, "Same seed, same run.", least=0)
     device: str = _option("cpu", MACHINE, "Torch device: cpu, cuda, ...")
     # One thread for small networks gives the same numbers everywhere; the command takes all cores for the others.
@@ -121,6 +142,8 @@ class TrainConfig:
         if not is_user_estimator(self.estimator):
             for_training(self.estimator, points=1)
         noise_by_name(self.noise)
+        if self.weights == "real" and self.noise_of_weights is not None:
+            raise InputError(f"weight_noise {self.weight_noise!r} is of binary weights; give --weights binary, too")
         if self.lr != AUTO and not (isinstance(self.lr, float | int) and math.isfinite(self.lr) and self.lr > 0):
             raise InputError(f"the learning rate is {self.lr}; it must be positive and finite, e.g. 0.1, or auto")
         if not (math.isfinite(self.width) and self.width > 0):
@@ -136,6 +159,19 @@ class TrainConfig:
         if self.draws == "antithetic" and (self.samples % 2 or self.objective == "bound"):
             raise InputError("antithetic draws are pairs for the expected loss; give an even number of them, e.g. --samples 2")
         check_device(self.device)
+
+    @property
+    def noise_of_weights(self) -> Noise | None:
+        """What binary weights are drawn with; None where they are signs."""
+        try:
+            return None if self.weight_noise == NO_NOISE else noise_by_name(self.weight_noise)
+        except InputError as error:
+            raise InputError(f"weight_{error}; {NO_NOISE} for weights that are not drawn") from None
+
+    @property
+    def rate_schedule(self) -> str:
+        """The schedule of the learning rate, by its name."""
+        return self.schedule if self.schedule != AUTO else "cosine" if self.weights == "binary" else "constant"
 
     @property
     def rate(self) -> float:
@@ -225,8 +261,19 @@ def make_net(config: TrainConfig, data: DataSet) -> Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         if is_user_function(name):
-            return _user_net(config, data)
-        return model(name, data, config.width, norm=cast(NormName, config.norm), noise=noise_by_name(config.noise))
+            net = _user_net(config, data)
+        else:
+            net = model(
+                name,
+                data,
+                config.width,
+                noise=noise_by_name(config.noise),
+                norm=cast(NormName, config.norm),
+                weights=cast(WeightKind, config.weights),
+                weight_noise=config.noise_of_weights,
+            )
+        _check_weight_rule(config, net, data)
+    return net
 
 
 def augmentation(config: TrainConfig) -> str:
@@ -235,11 +282,22 @@ def augmentation(config: TrainConfig) -> str:
 
 
 def _user_net(config: TrainConfig, data: DataSet) -> Sequential:
-    for name in ("width", "norm", "noise"):
+    for name in ("width", "norm", "noise", "weights", "weight_noise"):
         if getattr(config, name) != getattr(TrainConfig, name):
-            raise InputError(f"{name} is for our own networks; {config.model!r} decides itself: leave --{name} out")
+            option = "--" + name.replace("_", "-")
+            raise InputError(f"{name} is for our own networks; {config.model!r} decides itself: leave {option} out")
     net = call_user_function(config.model, data)
     if not isinstance(net, Sequential):
         raise InputError(f"--model {config.model!r} must return a flipgrad.Sequential for the data set, got {brief(net)}")
     check_runs(config.model, net, data.train.x[:2], data.classes)
     return net
+
+
+def _check_weight_rule(config: TrainConfig, net: Sequential, data: DataSet) -> None:
+    """Refuse an estimator without a rule for the binary weights of ``net``, by its own error, before anything is stored."""
+    if any(layer.weights == "binary" for layer in net.binary_layers):
+        first = data.train.to(next(net.parameters()).device)
+        index = torch.arange(2, device=first.y.device)
+        rule = for_training(config.estimator, len(first))[1]
+        with torch.no_grad(), keeping_buffers(net):
+            net(first.x[:2], CrossEntropy(first.y[:2]), estimator=rule, index=index)

@@ -1,7 +1,7 @@
-"""How good a network is: its accuracies and losses on a set of examples, and how many of its units are saturated."""
+"""How good a network is: accuracies and losses on a set of examples, saturated units, and undecided binary weights."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Generator, Tensor
@@ -9,12 +9,17 @@ from torch import Generator, Tensor
 from flipgrad.bounds import multi_sample_bound
 from flipgrad.contract import LayerCall
 from flipgrad.data import Split
+from flipgrad.layers import BinaryLayer
 from flipgrad.network import Sequential, probabilities
 from flipgrad.objectives import CrossEntropy
 from flipgrad.sampling import fresh
 
 # A unit whose mean state is further than this from 0 is hardly random, and lets hardly any gradient through.
 SATURATED = 0.99
+# A drawn weight whose mean is closer than this to 0 is undecided: each sign comes up in more than a quarter of the draws.
+UNDECIDED_MEAN = 0.5
+# A weight that is the sign of a latent one is undecided if that is smaller than this share of the layer's mean size.
+UNDECIDED_SIZE = 0.1
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,9 @@ class Evaluation:
         expected_loss: the mean cross-entropy of one draw.
         marginal_loss: the cross-entropy of the mean probability of all draws.
         saturated: for every binary layer, the share of units whose mean state is further than 0.99 from 0.
+        undecided: for every layer with binary weights, the share of these that might as well have the other sign: if they are
+            drawn, those whose mean is closer than 0.5 to 0; if not, those whose latent weight is smaller than a tenth of the
+            layer's mean size.
     """
 
     samples: int
@@ -38,11 +46,12 @@ class Evaluation:
     expected_loss: float
     marginal_loss: float
     saturated: dict[str, float]
+    undecided: dict[str, float] = field(default_factory=dict)
 
 
 def is_record(metrics: Mapping[str, object]) -> bool:
     """Whether the ``metrics`` of an epoch, read from a file, hold what an evaluation, the objective and the split are."""
-    numbers = {"objective", *(field.name for field in fields(Evaluation))} - {"saturated"}
+    numbers = {"objective", *(each.name for each in fields(Evaluation))} - {"saturated", "undecided"}
     known = isinstance(metrics.get("saturated"), dict) and isinstance(metrics.get("split"), str)
     return known and all(isinstance(metrics.get(name), float | int) for name in numbers)
 
@@ -89,7 +98,35 @@ def evaluate(
     saturated, of = sums[6:].view(2, -1)
     shares = {f"layer {k}": share for k, share in enumerate((saturated / of).tolist(), 1)}
     single, ensemble, deterministic, expected, marginal = (sums[:5] / sums[5]).tolist()
-    return Evaluation(samples, single, ensemble, deterministic, expected, marginal, shares)
+    return Evaluation(samples, single, ensemble, deterministic, expected, marginal, shares, undecided_weights(net))
+
+
+def weight_signs(net: Sequential) -> dict[str, Tensor]:
+    """Of every layer with binary weights, by name: whether its latent weights are 0 or more, i.e. likelier +1 than -1."""
+    return {name: layer.weight.detach() >= 0 for name, layer in _with_binary_weights(net)}
+
+
+def changed_signs(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, float]:
+    """The shares of weights whose sign differs between two :func:`weight_signs`, by layer."""
+    return {name: float((before[name] != signs).double().mean()) for name, signs in after.items()}
+
+
+@torch.no_grad()
+def undecided_weights(net: Sequential) -> dict[str, float]:
+    """The share of undecided weights of every layer with binary weights; see :class:`Evaluation`."""
+    return {name: float(_undecided(layer).double().mean()) for name, layer in _with_binary_weights(net)}
+
+
+def _undecided(layer: BinaryLayer) -> Tensor:
+    if layer.weight_noise is not None:
+        return layer.weight_noise.mean_sign(layer.weight).abs() < UNDECIDED_MEAN
+    sizes = layer.weight.abs()
+    return sizes < UNDECIDED_SIZE * sizes.mean()
+
+
+def _with_binary_weights(net: Sequential) -> list[tuple[str, BinaryLayer]]:
+    """The layers with binary weights, and their names among all binary layers."""
+    return [(f"layer {k}", layer) for k, layer in enumerate(net.binary_layers, 1) if layer.weights == "binary"]
 
 
 def _observed(net: Sequential, x: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:

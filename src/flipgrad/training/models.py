@@ -3,9 +3,10 @@
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from reprlib import repr as brief
-from typing import Any, Literal, get_args
+from typing import Any, Literal, final, get_args
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from torch import nn
 from flipgrad import memory
 from flipgrad.data import DataSet
 from flipgrad.errors import InputError
-from flipgrad.layers import BinaryConv2d, BinaryLinear
+from flipgrad.layers import BinaryConv2d, BinaryLinear, WeightKind
 from flipgrad.network import Sequential
 from flipgrad.noise import Noise
 from flipgrad.norms import ScaleShift
@@ -21,6 +22,7 @@ from flipgrad.norms import ScaleShift
 # Before every sign: nothing, BatchNorm, or a learned scale and shift per channel.
 NormName = Literal["none", "batch", "affine"]
 NORMS: tuple[NormName, ...] = get_args(NormName)
+WEIGHTS: tuple[WeightKind, ...] = get_args(WeightKind)
 
 # The paper's network for CIFAR-10, layer by layer.
 CIFAR_CHANNELS = (96, 96, 96, 192, 192, 192, 192, 192)
@@ -34,7 +36,39 @@ MOST_UNITS = 2**24
 _Conv = tuple[int, int, int, int]
 
 
-def digits_net(classes: int = 10, *, width: float = 1.0, noise: Noise | None = None, norm: NormName = "none") -> Sequential:
+@final
+@dataclass(frozen=True)
+class _Kind:
+    """What the binary layers of a network have in common; see :func:`digits_net`."""
+
+    noise: Noise | None
+    norm: NormName
+    weights: WeightKind
+    weight_noise: Noise | None
+
+    def options(self, batch_norm: Callable[[int], nn.Module], channels: int, *, real_inputs: bool) -> dict[str, Any]:
+        """The options of one layer; one with a norm, which has a shift of its own, has no bias.
+
+        A layer with real-valued inputs keeps real weights, whatever the others have. It is the first one: small, and where
+        binary weights cost most accuracy. Its products are with real numbers anyway, so that bits would not make them cheap.
+        """
+        if self.norm not in NORMS:
+            raise InputError(f"unknown norm {self.norm!r}; choose from {', '.join(NORMS)}")
+        kinds: dict[str, Callable[[int], nn.Module]] = {"batch": batch_norm, "affine": ScaleShift}
+        norm = kinds[self.norm](channels) if self.norm in kinds else None
+        options: dict[str, Any] = {"noise": self.noise, "bias": self.norm == "none", "norm": norm}
+        return options if real_inputs else {**options, "weights": self.weights, "weight_noise": self.weight_noise}
+
+
+def digits_net(
+    classes: int = 10,
+    *,
+    width: float = 1.0,
+    noise: Noise | None = None,
+    norm: NormName = "none",
+    weights: WeightKind = "real",
+    weight_noise: Noise | None = None,
+) -> Sequential:
     """A small convolutional net for 8x8 images: a real-valued convolution, two binary ones, a linear head.
 
     Args:
@@ -42,22 +76,44 @@ def digits_net(classes: int = 10, *, width: float = 1.0, noise: Noise | None = N
         width: the factor on the numbers of channels.
         noise: of all units; logistic by default.
         norm: before every sign: "none", "batch" (``BatchNorm``) or "affine" (:class:`flipgrad.ScaleShift`).
+        weights: "real" or "binary", of all binary layers but the first: that one sees real-valued inputs, and keeps real
+            weights.
+        weight_noise: that binary weights are drawn with; without it they are the signs of ``weight``.
+
+    >>> [layer.weights for layer in digits_net(weights="binary").binary_layers]
+    ['real', 'binary']
     """
     convs = [(32, 3, 1, 1), (64, 3, 2, 1), (64, 3, 1, 0)]
-    return _convolutional("digits_net", 1, convs, classes, width, noise, norm, real=1)
+    return _convolutional("digits_net", 1, convs, classes, width, _Kind(noise, norm, weights, weight_noise), real=1)
 
 
-def mnist_net(classes: int = 10, *, width: float = 1.0, noise: Noise | None = None, norm: NormName = "none") -> Sequential:
+def mnist_net(
+    classes: int = 10,
+    *,
+    width: float = 1.0,
+    noise: Noise | None = None,
+    norm: NormName = "none",
+    weights: WeightKind = "real",
+    weight_noise: Noise | None = None,
+) -> Sequential:
     """A convolutional net for 28x28 images: a real-valued convolution, three binary ones, a linear head on 512 units.
 
     Small enough for a processor: strides in place of pooling keep the binary layers at 7x7, 5x5 and 2x2 positions.
     Arguments are those of :func:`digits_net`.
     """
     convs = [(32, 5, 2, 2), (64, 3, 2, 1), (128, 3, 1, 0), (128, 3, 2, 0)]
-    return _convolutional("mnist_net", 1, convs, classes, width, noise, norm, real=1)
+    return _convolutional("mnist_net", 1, convs, classes, width, _Kind(noise, norm, weights, weight_noise), real=1)
 
 
-def cifar_net(width: float = 1.0, classes: int = 10, *, noise: Noise | None = None, norm: NormName = "none") -> Sequential:
+def cifar_net(
+    width: float = 1.0,
+    classes: int = 10,
+    *,
+    noise: Noise | None = None,
+    norm: NormName = "none",
+    weights: WeightKind = "real",
+    weight_noise: Noise | None = None,
+) -> Sequential:
     """The paper's all-convolutional network for 32x32 colour images: eight binary convolutions and a linear head.
 
     Shekhovtsov, Yanush, Flach. Path Sample-Analytic Gradient Estimators for Stochastic Binary Networks. NeurIPS 2020,
@@ -65,11 +121,18 @@ def cifar_net(width: float = 1.0, classes: int = 10, *, noise: Noise | None = No
     Arguments are those of :func:`digits_net`; the paper has no norm.
     """
     convs = [(*conv, 0) for conv in zip(CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES, strict=True)]
-    return _convolutional("cifar_net", 3, convs, classes, width, noise, norm, real=0)
+    return _convolutional("cifar_net", 3, convs, classes, width, _Kind(noise, norm, weights, weight_noise), real=0)
 
 
 def fully_connected(
-    inputs: int, widths: Sequence[int], classes: int, *, noise: Noise | None = None, norm: NormName = "none"
+    inputs: int,
+    widths: Sequence[int],
+    classes: int,
+    *,
+    noise: Noise | None = None,
+    norm: NormName = "none",
+    weights: WeightKind = "real",
+    weight_noise: Noise | None = None,
 ) -> Sequential:
     """Binary layers of the given ``widths``, each connected to all of the one before, and a linear head.
 
@@ -77,12 +140,13 @@ def fully_connected(
         inputs: numbers per example, [B, inputs].
         widths: units of every binary layer.
         classes: outputs of the head.
-        noise, norm: as for :func:`digits_net`.
+        noise, norm, weights, weight_noise: as for :func:`digits_net`.
 
     >>> fully_connected(2, [5, 5, 5], 2).head
     Linear(in_features=5, out_features=2, bias=True)
     """
-    return _fitting(lambda: Sequential(*_connected(inputs, widths, noise, norm), head=nn.Linear(widths[-1], classes)))
+    kind = _Kind(noise, norm, weights, weight_noise)
+    return _fitting(lambda: Sequential(*_connected(inputs, widths, kind), head=nn.Linear(widths[-1], classes)))
 
 
 # By name: the network, and the images [C, H, W] that it is for.
@@ -93,16 +157,26 @@ MODELS: dict[str, tuple[Callable[..., Sequential], tuple[int, int, int]]] = {
 }
 
 
-def model(name: str, data: DataSet, width: float = 1.0, *, norm: NormName = "none", noise: Noise | None = None) -> Sequential:
+def model(
+    name: str,
+    data: DataSet,
+    width: float = 1.0,
+    *,
+    noise: Noise | None = None,
+    norm: NormName = "none",
+    weights: WeightKind = "real",
+    weight_noise: Noise | None = None,
+) -> Sequential:
     """The network called ``name`` for a data set.
 
     Args:
         name: one of ``MODELS``, or the units of every layer of a fully connected net, such as "200-200-200-200".
         data: what it is to be trained on.
-        width, norm, noise: as for :func:`digits_net`; the width is a factor on units, too.
+        width: as for :func:`digits_net`; a factor on units, too.
+        noise, norm, weights, weight_noise: as for :func:`digits_net`.
 
     Raises:
-        InputError: if there is no such network, or it is not for such images.
+        InputError: if there is no such network, it is not for such images, or it has no weights that could be binary.
 
     >>> from flipgrad.data import digits
     >>> model("50-50", digits()).head
@@ -112,7 +186,8 @@ def model(name: str, data: DataSet, width: float = 1.0, *, norm: NormName = "non
     if re.fullmatch(r"\d{1,20}(-\d{1,20})*", name, re.ASCII):
         widths = _widened("model", width, _checked([int(units) for units in name.split("-")]))
         inputs, head = math.prod(shape), (widths[-1], data.classes)
-        return _fitting(lambda: Sequential(nn.Flatten(), *_connected(inputs, widths, noise, norm), head=nn.Linear(*head)))
+        kind = _Kind(noise, norm, weights, weight_noise)
+        return _fitting(lambda: Sequential(nn.Flatten(), *_connected(inputs, widths, kind), head=nn.Linear(*head)))
     if name not in MODELS:
         raise InputError(
             f"unknown model {brief(name)}; choose from {', '.join(MODELS)}, or give widths such as 200-200-200-200"
@@ -124,7 +199,8 @@ def model(name: str, data: DataSet, width: float = 1.0, *, norm: NormName = "non
             f"model {name!r} is for inputs {list(wanted)}, the data set '{data.name}' has {list(shape)}; choose "
             f"{' or '.join([*fitting, 'widths such as 200-200-200-200'])}"
         )
-    return _fitting(lambda: make(width=width, classes=data.classes, noise=noise, norm=norm))
+    options: dict[str, Any] = {"noise": noise, "norm": norm, "weights": weights, "weight_noise": weight_noise}
+    return _fitting(lambda: make(width=width, classes=data.classes, **options))
 
 
 def _fitting(make: Callable[[], Sequential]) -> Sequential:
@@ -137,7 +213,7 @@ def _fitting(make: Callable[[], Sequential]) -> Sequential:
 
 
 def _convolutional(
-    name: str, inputs: int, convs: Sequence[_Conv], classes: int, width: float, noise: Noise | None, norm: NormName, real: int
+    name: str, inputs: int, convs: Sequence[_Conv], classes: int, width: float, kind: _Kind, real: int
 ) -> Sequential:
     """Convolutions, the first ``real`` ones with ReLU and the others binary, and a linear head on their 2 x 2 positions."""
     channels = [inputs, *_widened(name, width, [conv[0] for conv in convs])]
@@ -146,21 +222,21 @@ def _convolutional(
         if number < real:
             modules += [nn.Conv2d(n, m, kernel, stride, padding), nn.ReLU()]
         else:
-            modules += [BinaryConv2d(n, m, kernel, stride, padding, **_options(noise, norm, nn.BatchNorm2d, m))]
+            options = kind.options(nn.BatchNorm2d, m, real_inputs=number == real)
+            modules += [BinaryConv2d(n, m, kernel, stride, padding, **options)]
     return Sequential(*modules, nn.Flatten(), head=nn.Linear(channels[-1] * 2 * 2, classes))
 
 
-def _connected(inputs: int, widths: Sequence[int], noise: Noise | None, norm: NormName) -> list[BinaryLinear]:
-    sizes = pairwise([inputs, *_checked(widths)])
-    return [BinaryLinear(n, m, **_options(noise, norm, nn.BatchNorm1d, m)) for n, m in sizes]
-
-
-def _options(noise: Noise | None, norm: NormName, batch_norm: Callable[[int], nn.Module], channels: int) -> dict[str, Any]:
-    """The options of a binary layer; one with a norm, which has a shift of its own, has no bias."""
-    if norm not in NORMS:
-        raise InputError(f"unknown norm {norm!r}; choose from {', '.join(NORMS)}")
-    kinds: dict[str, Callable[[int], nn.Module]] = {"batch": batch_norm, "affine": ScaleShift}
-    return {"noise": noise, "bias": norm == "none", "norm": kinds[norm](channels) if norm in kinds else None}
+def _connected(inputs: int, widths: Sequence[int], kind: _Kind) -> list[BinaryLinear]:
+    sizes = list(pairwise([inputs, *_checked(widths)]))
+    if kind.weights == "binary" and len(sizes) == 1:
+        raise InputError(
+            f"weights are to be binary, and the only binary layer has real-valued inputs, with which it keeps real weights; "
+            f"give more layers, e.g. {widths[0]}-{widths[0]}, or leave the weights real"
+        )
+    return [
+        BinaryLinear(n, m, **kind.options(nn.BatchNorm1d, m, real_inputs=not number)) for number, (n, m) in enumerate(sizes)
+    ]
 
 
 def _checked(widths: Sequence[int]) -> Sequence[int]:

@@ -15,11 +15,11 @@ from flipgrad.bounds import bound_losses, mean_losses
 from flipgrad.data import AUGMENTATIONS, DataSet, Split
 from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
-from flipgrad.network import Sequential, parameters_by_layer
+from flipgrad.network import Sequential, parameters_by_layer, sample_weight_noise
 from flipgrad.objectives import CrossEntropy
 from flipgrad.training.config import TrainConfig, augmentation
-from flipgrad.training.metrics import Evaluation, evaluate
-from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate
+from flipgrad.training.metrics import Evaluation, changed_signs, evaluate, weight_signs
+from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate, set_rate
 from flipgrad.training.processes import Processes
 from flipgrad.training.run import Checkpoint
 
@@ -38,7 +38,7 @@ class DivergenceError(RuntimeError):
 
 
 # What random numbers are for: every purpose has a stream of its own, independent of the others. The order never changes.
-Stream = IntEnum("Stream", "START ORDER NOISE AUGMENT EVALUATE MODULES EVALUATE_TRAINING", start=0)
+Stream = IntEnum("Stream", "START ORDER NOISE AUGMENT EVALUATE MODULES EVALUATE_TRAINING WEIGHTS", start=0)
 
 
 def stream_seed(seed: int, stream: Stream, *numbers: int) -> int:
@@ -85,17 +85,21 @@ class Trainer:
         own = [parameter for parameter in self._learned.parameters() if parameter.requires_grad]
         if own:
             self._layers["estimator"] = own
-        self._optimizer = make_optimizer(config, [*net.parameters(), *self._learned.parameters()])
+        self._optimizer = make_optimizer(config, net, self._learned.parameters())
         self._model = self._processes.wrap(net)
         rank = self._processes.rank
         self._noise = self._generator(Stream.NOISE, rank, device=self._device)
         self._augmenting = self._generator(Stream.AUGMENT, rank)
+        # The same in all processes: binary weights are drawn once for a whole batch.
+        self._weight_noise = self._generator(Stream.WEIGHTS, device=self._device)
         torch.manual_seed(stream_seed(config.seed, Stream.MODULES, rank))
         self.epoch = self.updates_done = 0
         self._order = self._drawn(None, Stream.ORDER, self.epoch)
         # The squared gradient norms of the layers, and the method's own loss, added up over the epoch's updates.
         self._sums = torch.zeros(len(self._layers) + 1, dtype=torch.float64, device=self._device)
         self._loss = self._sums[-1].clone()
+        # Of binary weights, when the epoch began.
+        self._signs = weight_signs(net)
         self._began = 0.0
 
     @property
@@ -131,15 +135,17 @@ class Trainer:
         self.updates_done += 1
         if self._device.type == "cpu" or self.updates_done % CHECK_EVERY_ON_GPU == 0:
             self._check_sums()
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rate()
+        set_rate(self._optimizer, self._rate())
         self._optimizer.step()
 
     def backward(self, examples: Tensor, factor: float, noise: Sequence[Tensor] | None = None) -> None:
         """Add the estimated gradient of ``factor`` times the sum of the ``examples``' losses."""
         x = self._augment(self._train.x[examples], self.data.background, self._augmenting)
         objective = CrossEntropy(self._train.y[examples])
+        weight_noise = sample_weight_noise(self.net, self._weight_noise)
         how: dict[str, Any] = {"estimator": self._estimator, "generator": self._noise, "noise": noise, "index": examples}
+        if weight_noise:
+            how["weight_noise"] = weight_noise
         if self.config.draws == "antithetic":
             how["antithetic"] = True
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
@@ -159,8 +165,9 @@ class Trainer:
 
         Returns:
             The epoch's metrics: ``objective`` is the running mean of the method's own objective, ``gradient_norm`` the root
-            mean square over updates of each layer's gradient norm; ``training`` is from training images, if so configured;
-            the rest is from the validation images, or the test images where there are none.
+            mean square over updates of each layer's gradient norm, ``changed_signs`` the share of each layer's binary weights
+            whose sign (if drawn, the likelier one) is another than when the epoch began; ``training`` is from training images,
+            if so configured; the rest is from the validation images, or the test images where there are none.
 
         Raises:
             DivergenceError: if a weight or the loss is not finite, or the loss has exploded.
@@ -189,6 +196,9 @@ class Trainer:
             record["training"] = asdict(self._evaluate_training(done))
         norms = zip(self._layers, sums, strict=False)
         record["gradient_norm"] = {name: math.sqrt(total / self.updates) for name, total in norms}
+        signs = weight_signs(self.net)
+        record["changed_signs"] = changed_signs(self._signs, signs)
+        self._signs = signs
         self.next_epoch()
         return record
 
@@ -225,6 +235,7 @@ class Trainer:
             "net": self.net.state_dict(),
             "estimator": self._learned.state_dict(),
             "optimizer": optimizer_tensors(self._optimizer),
+            "signs": self._signs,
             "process": {name: self._processes.gather(tensor) for name, tensor in mine.items()},
         }
         tensors = {f"{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
@@ -264,6 +275,8 @@ class Trainer:
             self.net.load_state_dict(checkpoint.part("net"))
             self._learned.load_state_dict(checkpoint.part("estimator"))
             restore_optimizer(self._optimizer, checkpoint.part("optimizer"))
+            for name, signs in self._signs.items():
+                signs.copy_(checkpoint.part("signs")[name])
             # Copies: a generator does not take a part of a tensor.
             mine = {name: tensor[self._processes.rank].clone() for name, tensor in checkpoint.part("process").items()}
             self._sums.copy_(mine["sums"])
@@ -341,6 +354,7 @@ class Trainer:
     def _random_sources(self) -> dict[str, Generator]:
         """All generators that updates draw from, torch's own ones, too."""
         sources = {"noise": self._noise, "augment": self._augmenting, "torch": torch.default_generator}
+        sources["weights"] = self._weight_noise
         if self._device.type == "cuda":
             index = torch.cuda.current_device() if self._device.index is None else self._device.index
             sources["cuda"] = torch.cuda.default_generators[index]
