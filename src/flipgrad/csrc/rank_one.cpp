@@ -11,8 +11,8 @@
 namespace flipgrad {
 namespace {
 
-// Up to this step, in scales, series give all digits of a log ratio.
-constexpr double kSmallStep = 0.25;
+// Steps, in scales: up to the first one series give all digits of a log ratio, up to the other one a product does not overflow.
+constexpr double kSeriesStep = 0.25, kModerateStep = 20;
 
 #define FLIPGRAD_KERNELS "rank_one_kernels.inc"
 #include "for_each_target.inc"
