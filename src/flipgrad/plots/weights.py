@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from flipgrad.errors import InputError
 from flipgrad.plots.loading import REWRITE, Count, Natural, NotNegative, load_field
-from flipgrad.plots.style import GREY, defaults, fit, grid, legend, log_ticks, percent_ticks, plain, style_of
+from flipgrad.plots.style import GREY, defaults, fit, grid, legend, log_ticks, percent_ticks, style_of
 
 KINDS = ("real", "binary")
 # Of lines with real weights.
@@ -127,8 +127,7 @@ def weights_training_figure(result: Path) -> Figure:
         above, below = every[index], every[index + len(data)]
         _draw_curves(above, shown, "losses")
         above.set_yscale("log")
-        above.yaxis.set_major_formatter(lambda value, _: plain(value))
-        above.yaxis.set_minor_formatter(lambda value, _: plain(round(value, 4)) if f"{value:e}"[0] in "25" else "")
+        log_ticks(above.yaxis)
         above.set_title(f"training loss, {name}", pad=5)
         _draw_curves(below, shown, "accuracies")
         below.set_title(f"validation accuracy of 10 samples, {name}", pad=5)

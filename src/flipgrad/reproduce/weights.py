@@ -22,8 +22,8 @@ from flipgrad.reproduce._workshop import Claim, Sheet, Workshop, experiment
 from flipgrad.reproduce.learning import NAMES, VARIABLE, TrainingPlan, trainings
 
 KINDS: tuple[WeightKind, ...] = ("real", "binary")
-# The paper's PSA, the default one, and straight-through: with the means' slopes, and with the identity, clipped.
-METHODS = ("psa:sampled", "psa", "st", "hard-st")
+# The paper's PSA, what the default is in such networks, and straight-through by the slopes of means and by a clipped identity.
+METHODS = ("psa:sampled", "psa:posterior", "st", "hard-st")
 LABELS = [for_training(method, 1)[0] for method in METHODS]
 PAPER, DEFAULT, ST, HARD = LABELS
 
@@ -98,26 +98,31 @@ def network(kind: WeightKind, seed: int) -> Sequential:
 
 def measure(shop: Workshop) -> list[Accuracy]:
     """The errors of all estimators in all networks, combined: biases and RMSEs by their mean square, cosines by their mean."""
-    samples, count = shop.scale.samples, NETWORKS[shop.scale_name]
-    x, objective = shop.data.x[:POINTS], CrossEntropy(shop.data.y[:POINTS])
-    rules = dict(for_training(method, 1) for method in METHODS)
-    total = 2 * count * samples * len(rules)
     found = []
     for kind in KINDS:
-        entries: dict[str, list[Any]] = {label: [] for label in rules}
-        for number in range(count):
-            path = shop.stored(f"weights-{kind}-{number}-{samples}")
-            if not path.exists():
-                net = network(kind, shop.seed + number)
-                result = gradeval.evaluate(
-                    net, x, objective, rules, samples, seed=shop.seed,
-                    report=lambda label, new, kind=kind: shop.report(f"{kind} weights: {label}", new, total),  # type: ignore[misc]
-                )  # fmt: skip
-                shop.store(path.stem, result.to_dict())
-            for label, entry in read_result(path, "estimators")["estimators"].items():
+        entries: dict[str, list[Any]] = {label: [] for label in LABELS}
+        for number in range(NETWORKS[shop.scale_name]):
+            for label, entry in _measured(shop, kind, number)["estimators"].items():
                 entries[label].append({layer["name"]: layer for layer in entry["layers"]})
         found += [_combined(kind, label, nets) for label, nets in entries.items()]
     return found
+
+
+def _measured(shop: Workshop, kind: WeightKind, number: int) -> dict[str, Any]:
+    """What :mod:`flipgrad.gradeval` finds in one network; measured now if it is not there yet."""
+    samples = shop.scale.samples
+    path = shop.stored(f"weights-{kind}-{number}-{samples}")
+    if not path.exists():
+        rules = dict(for_training(method, 1) for method in METHODS)
+        total = len(KINDS) * NETWORKS[shop.scale_name] * samples * len(rules)
+
+        def report(label: str, new: int) -> None:
+            shop.report(f"{kind} weights: {label}", new, total)
+
+        x, objective = shop.data.x[:POINTS], CrossEntropy(shop.data.y[:POINTS])
+        net = network(kind, shop.seed + number)
+        shop.store(path.stem, gradeval.evaluate(net, x, objective, rules, samples, seed=shop.seed, report=report).to_dict())
+    return read_result(path, "estimators")
 
 
 def _combined(kind: str, label: str, nets: Sequence[dict[str, Any]]) -> Accuracy:
