@@ -250,6 +250,11 @@ def parameters_by_layer(net: Sequential) -> dict[str, dict[str, nn.Parameter]]:
     return {name: group for name, group in groups.items() if group}
 
 
+def layers_with_binary_weights(net: Sequential) -> dict[str, BinaryLayer]:
+    """These layers, by the names that :func:`parameters_by_layer` has for them."""
+    return {f"layer {k}": layer for k, layer in enumerate(net.binary_layers, 1) if layer.weights == "binary"}
+
+
 def sample_weight_noise(net: Sequential, generator: Generator | None = None) -> list[Tensor]:
     """Z of the weights of every layer that draws these, in order, to be handed in: ``net(x, ..., weight_noise=...)``.
 

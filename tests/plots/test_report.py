@@ -11,6 +11,8 @@ from flipgrad.plots.report import best_epoch
 from flipgrad.plots.runs import Epoch
 
 VOID = {"meta", "link", "br", "img"}
+# Shares of units and of weights.
+BY_LAYER = ("saturated", "changed_signs", "undecided")
 
 
 class Page(HTMLParser):
@@ -189,7 +191,7 @@ def test_an_ensemble_that_was_not_measured(tmp_path):
 
 def test_a_run_of_one_epoch_and_few_numbers(tmp_path):
     write_run(tmp_path, evaluated=False)
-    few = {key: value for key, value in epoch(1).items() if key not in ("lr", "gradient_norm", "saturated")}
+    few = {key: value for key, value in epoch(1).items() if key not in ("lr", "gradient_norm", *BY_LAYER)}
     put_lines(tmp_path / "metrics.jsonl", [few | {"objective": 1.25}])
     shown = page(tmp_path)
     assert [figure["id"] for figure in shown.tags("figure")] == ["losses", "accuracies"]

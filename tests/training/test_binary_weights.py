@@ -21,6 +21,8 @@ from flipgrad.training.optimizer import RATE_FACTOR, make_optimizer, rate_factor
 from pictures import render_nothing
 from torture.runs import records, timeless
 
+DIGITS = load_data(TrainConfig())
+
 
 def factors(optimizer, net):
     """The factor on the rate and the weight decay of every parameter by name."""
@@ -56,7 +58,8 @@ def test_rates_and_weight_decay_of_binary_weights_and_their_scales():
 def test_the_scale_of_a_norm_has_the_factor_of_the_layers_own():
     for norm, expected in ((fg.ScaleShift(3), {5.0, 0.2}), (nn.BatchNorm1d(3), {5.0})):
         layer = fg.BinaryLinear(25, 3, bias=False, norm=norm, weights="binary")
-        assert set(rate_factors(layer).values()) == expected
+        net = fg.Sequential(layer, head=nn.Linear(3, 2))
+        assert set(rate_factors(net).values()) == expected
     assert rate_factors(small_net()) == {}
 
 
@@ -113,6 +116,21 @@ def test_a_run_that_was_interrupted_ends_with_the_same_weights_and_metrics(tmp_p
         whole = (tmp_path / "whole/weights.safetensors").read_bytes()
         assert (path / "weights.safetensors").read_bytes() == whole
         assert timeless(path) == timeless(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("estimator", ["psa", "psa:sampled", "st"])
+def test_gradients_of_half_precision_are_close_to_those_of_float32(norm, estimator):
+    found = []
+    for precision in ("float32", "bfloat16"):
+        settings = TrainConfig(
+            model="30-20", weights="binary", norm=norm, estimator=estimator, precision=precision, augment="none"
+        )
+        trainer = Trainer(settings, net := make_net(settings, DIGITS), DIGITS)
+        trainer.backward(torch.arange(64), 1 / 64)
+        found.append(net[2].weight.grad)
+    # Some states differ, as their pre-activations are rounded.
+    assert torch.cosine_similarity(*(grad.flatten() for grad in found), 0) > 0.9
 
 
 def test_weights_are_drawn_anew_every_update_from_a_stream_of_their_own():
@@ -187,5 +205,5 @@ def test_digits_reach_98_percent(seed):
     settings = TrainConfig(weights="binary", seed=seed)
     data = load_data(settings)
     evaluation = train(settings, make_net(settings, data), data)
-    # 99.2, 99.7 and 99.4 % when last measured.
+    # 98.6, 98.6 and 99.2 % when last measured.
     assert evaluation.accuracy_n >= 0.98

@@ -18,7 +18,7 @@ from flipgrad.estimators import ESTIMATORS
 from flipgrad.estimators.names import for_training, is_user_estimator
 from flipgrad.guards import keeping_buffers
 from flipgrad.layers import WeightKind
-from flipgrad.network import Sequential
+from flipgrad.network import Sequential, layers_with_binary_weights
 from flipgrad.noise import NOISES, Noise, noise_by_name
 from flipgrad.objectives import CrossEntropy
 from flipgrad.training.models import MODELS, NORMS, WEIGHTS, NormName, model
@@ -115,8 +115,8 @@ class TrainConfig:
     search_images: int | None = _option(None, METHOD, "Training images of each (default: all).", least=2)
     schedule: str = _choice(
         METHOD,
-        "Learning rate: constant, cosine (down to 0), step (a tenth after 1/2 and 3/4); auto is cosine for binary weights, "
-        "which else never settle, and constant for real ones.",
+        "Learning rate: constant, cosine (down to 0), step (a tenth after 1/2 and 3/4); auto is cosine with --weights binary, "
+        "as signs else never settle, and constant without.",
         AUTO,
         "constant",
         "cosine",
@@ -142,7 +142,7 @@ class TrainConfig:
         if not is_user_estimator(self.estimator):
             for_training(self.estimator, points=1)
         noise_by_name(self.noise)
-        if self.weights == "real" and self.noise_of_weights is not None:
+        if self.noise_of_weights is not None and self.weights == "real":
             raise InputError(f"weight_noise {self.weight_noise!r} is of binary weights; give --weights binary, too")
         if self.lr != AUTO and not (isinstance(self.lr, float | int) and math.isfinite(self.lr) and self.lr > 0):
             raise InputError(f"the learning rate is {self.lr}; it must be positive and finite, e.g. 0.1, or auto")
@@ -295,7 +295,7 @@ def _user_net(config: TrainConfig, data: DataSet) -> Sequential:
 
 def _check_weight_rule(config: TrainConfig, net: Sequential, data: DataSet) -> None:
     """Refuse an estimator without a rule for the binary weights of ``net``, by its own error, before anything is stored."""
-    if any(layer.weights == "binary" for layer in net.binary_layers):
+    if layers_with_binary_weights(net):
         first = data.train.to(next(net.parameters()).device)
         index = torch.arange(2, device=first.y.device)
         rule = for_training(config.estimator, len(first))[1]

@@ -10,7 +10,7 @@ from flipgrad.bounds import multi_sample_bound
 from flipgrad.contract import LayerCall
 from flipgrad.data import Split
 from flipgrad.layers import BinaryLayer
-from flipgrad.network import Sequential, probabilities
+from flipgrad.network import Sequential, layers_with_binary_weights, probabilities
 from flipgrad.objectives import CrossEntropy
 from flipgrad.sampling import fresh
 
@@ -103,7 +103,7 @@ def evaluate(
 
 def weight_signs(net: Sequential) -> dict[str, Tensor]:
     """Of every layer with binary weights, by name: whether its latent weights are 0 or more, i.e. likelier +1 than -1."""
-    return {name: layer.weight.detach() >= 0 for name, layer in _with_binary_weights(net)}
+    return {name: layer.weight.detach() >= 0 for name, layer in layers_with_binary_weights(net).items()}
 
 
 def changed_signs(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, float]:
@@ -114,7 +114,7 @@ def changed_signs(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> 
 @torch.no_grad()
 def undecided_weights(net: Sequential) -> dict[str, float]:
     """The share of undecided weights of every layer with binary weights; see :class:`Evaluation`."""
-    return {name: float(_undecided(layer).double().mean()) for name, layer in _with_binary_weights(net)}
+    return {name: float(_undecided(layer).double().mean()) for name, layer in layers_with_binary_weights(net).items()}
 
 
 def _undecided(layer: BinaryLayer) -> Tensor:
@@ -122,11 +122,6 @@ def _undecided(layer: BinaryLayer) -> Tensor:
         return layer.weight_noise.mean_sign(layer.weight).abs() < UNDECIDED_MEAN
     sizes = layer.weight.abs()
     return sizes < UNDECIDED_SIZE * sizes.mean()
-
-
-def _with_binary_weights(net: Sequential) -> list[tuple[str, BinaryLayer]]:
-    """The layers with binary weights, and their names among all binary layers."""
-    return [(f"layer {k}", layer) for k, layer in enumerate(net.binary_layers, 1) if layer.weights == "binary"]
 
 
 def _observed(net: Sequential, x: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:

@@ -1,14 +1,14 @@
 """The optimizer of a run, its learning rate, and its state as tensors by name."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flipgrad.layers import BinaryLayer
+from flipgrad.network import Sequential, layers_with_binary_weights
 from flipgrad.norms import ScaleShift
 from flipgrad.training.config import TrainConfig
 
@@ -20,7 +20,7 @@ FUSED = ("cpu", "cuda")
 RATE_FACTOR = "rate_factor"
 
 
-def make_optimizer(config: TrainConfig, net: nn.Module, more: Iterable[nn.Parameter] = ()) -> Optimizer:
+def make_optimizer(config: TrainConfig, net: Sequential, more: Iterable[nn.Parameter] = ()) -> Optimizer:
     """SGD with Nesterov momentum, or Adam, of the parameters of ``net`` and ``more``.
 
     Of SGD, binary weights and their scales have the :func:`rate_factors`; steps of Adam do not depend on the gradient's size,
@@ -28,7 +28,7 @@ def make_optimizer(config: TrainConfig, net: nn.Module, more: Iterable[nn.Parame
     drawn weights have it, as it keeps them undecided.
     """
     factors = rate_factors(net) if config.optimizer == "sgd" else {}
-    signs = {layer.weight for layer in _with_binary_weights(net) if layer.weight_noise is None}
+    signs = {layer.weight for layer in layers_with_binary_weights(net).values() if layer.weight_noise is None}
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter in (*net.parameters(), *more):
         how = factors.get(parameter, 1.0), 0.0 if parameter in signs else config.weight_decay
@@ -43,7 +43,7 @@ def make_optimizer(config: TrainConfig, net: nn.Module, more: Iterable[nn.Parame
     return torch.optim.SGD(named, momentum=config.momentum, nesterov=config.momentum > 0, **options)
 
 
-def rate_factors(net: nn.Module) -> dict[Tensor, float]:
+def rate_factors(net: Sequential) -> dict[Tensor, float]:
     r"""The factors on SGD's rate of a network's binary weights and of their scales; all others have 1.
 
     A pre-activation is :math:`\gamma \sum_i W_i x_i` of n inputs, with :math:`\gamma \approx 1/\sqrt n`. Its derivative in a
@@ -54,7 +54,7 @@ def rate_factors(net: nn.Module) -> dict[Tensor, float]:
     the size of the sum before it scales, and needs no factor.
     """
     factors: dict[Tensor, float] = {}
-    for layer in _with_binary_weights(net):
+    for layer in layers_with_binary_weights(net).values():
         inputs = max(1, layer.weight[0].numel())
         factors[layer.weight] = inputs**0.5
         scale = layer.norm.scale if isinstance(layer.norm, ScaleShift) else layer.weight_scale
@@ -67,10 +67,6 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
     """Give every parameter the ``rate`` times its factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group[RATE_FACTOR]
-
-
-def _with_binary_weights(net: nn.Module) -> Iterator[BinaryLayer]:
-    return (layer for layer in net.modules() if isinstance(layer, BinaryLayer) and layer.weights == "binary")
 
 
 def scheduled_rate(config: TrainConfig, share: float) -> float:
