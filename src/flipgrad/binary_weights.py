@@ -33,7 +33,7 @@ class Meetings(NamedTuple):
     """Which units binary weights meet in a batch.
 
     Attributes:
-        alike: whether all units of an example count alike: no zeros among them and, if they are averaged, one certainty.
+        alike: whether all units of an example are known to count alike: no zeros among them and, if averaged, one certainty.
         certainty: of averaged units, the mean of x times its average in every example, [B].
         mask: of zero padding around all examples and channels, [1, 1, H, W].
         all: whether every weight meets a unit at every output.
@@ -172,18 +172,24 @@ class BinaryWeightMap(AffineMap):
             return rank_one.over_weights_alike(odd, parts, meetings.certainty, inputs, meetings.mask, signs, geometry)
         if parts.even is None:
             raise RuntimeError("units that differ need the numbers O of every place")
-        certainties = inputs * self._rows(self.inner.seen(back.x))
+        seen = self._rows(self.inner.seen(back.x))
+        if meetings.certainty is None:
+            certainties = inputs * seen
+        else:
+            certainties = seen.abs() * meetings.certainty.view(-1, *[1] * (seen.dim() - 1))
         return rank_one.over_weights(odd, parts.even, certainties, inputs, signs, geometry)
 
     def _meetings(self, back: Signal) -> Meetings:
         """Which units the weights meet, as far as that is seen without a second gradient."""
         x, averaged = back.x, back.inputs is not back.x
         # Few inputs: a second gradient costs little, and one unit's certainty counts for much.
-        exact = back.tolerance == 0 or back.share is not None or self.inner.weight[0].numel() < LEAST_INPUTS
-        # A state that is 0 is no unit. The smallest size tells in a fraction of the time that comparisons take.
-        if (averaged and exact) or cannot_look() or (x.numel() > 0 and not bool(x.detach().abs().amin() > 0)):
+        exact = back.exact or back.share is not None or self.inner.weight[0].numel() < LEAST_INPUTS
+        if averaged and exact:
             return Meetings(alike=False)
         certainty = self._certainty(x, back.inputs) if averaged else None
+        # A state that is 0 is no unit. The smallest size tells in a fraction of the time that comparisons take.
+        if cannot_look() or (x.numel() > 0 and not bool(x.detach().abs().amin() > 0)):
+            return Meetings(False, certainty)
         geometry, padding = self.inner.geometry, self.inner.padding
         if padding is None or padding.value:
             return Meetings(True, certainty, None, all=geometry is None or geometry.padding == (0, 0))

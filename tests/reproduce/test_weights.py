@@ -65,6 +65,11 @@ def test_networks_of_both_kinds_share_their_latent_weights():
     assert sum(layer.weight.numel() for layer in binary.binary_layers) <= 14
 
 
+def test_every_scale_has_rates_for_its_data_sets():
+    for scale, plans in weights.PLANS.items():
+        assert {plan.data for plan in plans} == weights.RATES[scale].keys()
+
+
 def accuracy(kind: str, method: str, bias: float, rmse: float = 1.0, unbiased: int = 0) -> Accuracy:
     return Accuracy(kind, method, ["layer 1", "layer 2"], [bias] * 2, [rmse] * 2, [0.5] * 2, [unbiased] * 2, 10)
 
