@@ -52,7 +52,7 @@ CLOSE, SAME = 0.02, 0.1
 @experiment(
     "weights",
     "Beyond the paper",
-    seconds=(30, 1500, 40_000),
+    seconds=(25, 800, 35_000),
     cells=(8, 32, 64),
     figures={"weights-training": "Trainings with real and with binary weights."},
 )
