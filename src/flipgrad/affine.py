@@ -43,6 +43,7 @@ class Signal:
         binary: whether ``x`` is made of ±1 states.
         flips: whether derivatives in binary variables are discrete.
         tolerance: the relative error that is allowed in sums over flips, 0 for none.
+        exact: whether nothing may be approximated.
     """
 
     x: Tensor
@@ -54,6 +55,7 @@ class Signal:
     binary: bool = True
     flips: bool = True
     tolerance: float = 0.0
+    exact: bool = True
 
     @property
     def flips_units(self) -> bool:

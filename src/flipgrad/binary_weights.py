@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -24,15 +24,40 @@ from flipgrad.noise import Noise
 # Numbers of the patches of a convolution's input held at once.
 NUMBERS_AT_ONCE = 2**22
 
+# With at least this many inputs of an output, and a tolerance, the certainty of averaged units is that of an example.
+LEAST_INPUTS = 64
+
+
+@final
+class Meetings(NamedTuple):
+    """Which units binary weights meet in a batch.
+
+    Attributes:
+        alike: whether all units of an example are known to count alike: no zeros among them and, if averaged, one certainty.
+        certainty: of averaged units, the mean of x times its average in every example, [B].
+        mask: of zero padding around all examples and channels, [1, 1, H, W].
+        all: whether every weight meets a unit at every output.
+    """
+
+    alike: bool
+    certainty: Tensor | None = None
+    mask: Tensor | None = None
+    all: bool = False
+
 
 @final
 @dataclass
 class BinaryWeightMap(AffineMap):
-    """A map whose weights are ±1, then a scale and a shift of every output channel.
+    r"""A map whose weights are ±1, then a scale and a shift of every output channel.
 
     ``inner`` is the map by the weights alone, ``scale`` [out] and ``bias`` [out] come after it. With average pooling whose
     windows overlap before it, flips of units are not of rank one, and are computed like those of real weights. So are flips of
     the weights where these are multiplied with other numbers than ±1: real-valued or pooled inputs.
+
+    With inputs that are averages :math:`\bar x` the discrete derivative in a weight is its conditional expectation given all
+    other units, :math:`\sum \bar x_i E_j + W_{ji} \sum x_i \bar x_i O_j`: the derivative is odd in the unit's state.
+    The second sum, about a hundredth of the first in wide layers, is as costly. Where a tolerance is given it is made of the
+    mean of :math:`x \bar x` in every example; with ``inputs="rao-blackwell"``, or exact, it is computed as it is.
     """
 
     inner: Affine
@@ -61,6 +86,8 @@ class BinaryWeightMap(AffineMap):
         return self._sums * scale if self.bias is None else torch.addcmul(self._over_channels(self.bias), self._sums, scale)
 
     def gradients(self, back: Signal, *, of_x: bool, of_parameters: bool) -> tuple[Tensor | None, ...]:
+        if back.flips_units and not self.inner.views:
+            return self._flip_gradients(back, of_x=of_x, of_parameters=of_parameters)
         slopes = back.slopes()
         grad_x = None
         if of_x and back.flips_units:
@@ -75,6 +102,16 @@ class BinaryWeightMap(AffineMap):
         grad_scale = (slopes * self.sums).sum(others)
         return grad_x, self.weight_gradient(back, slopes), grad_scale, grad_bias, None
 
+    def _flip_gradients(self, back: Signal, *, of_x: bool, of_parameters: bool) -> tuple[Tensor | None, ...]:
+        """The :meth:`gradients` where flips of units and of weights are of rank one, from one pass over memory."""
+        meetings = self._meetings(back)
+        parts = self._changes(back, self.sums, keep_even=of_parameters and not meetings.all)
+        grad_x = self._over_units(back.x, parts) if of_x else None
+        if not of_parameters:
+            return grad_x, None, None, None, None
+        grad_bias = None if self.bias is None else parts.slopes
+        return grad_x, self._over_weights(back, parts, meetings), parts.scaled, grad_bias, None
+
     def weight_gradient(self, back: Signal, slopes: Tensor, besides: Tensor | None = None) -> Tensor:
         """The gradient in the weights ±1; ``besides`` is added to that in the sums by the weights, in the ordinary way."""
         if not back.flips:
@@ -87,30 +124,23 @@ class BinaryWeightMap(AffineMap):
         if not back.binary or self.inner.views:
             product = self._weights_at_any_inputs(back)
             return product if besides is None else product + self.inner.weight_gradient(back.inputs, besides)
-        # Under autocast pre-activations may have half the digits, in which differences of probabilities get lost.
-        a, received = back.a.to(self.scale.dtype), back.grad.to(self.scale.dtype)
-        odd, even = (part.mul_(received) for part in back.noise.change(a, 2 * self._over_channels(self.scale)))
-        odd, even = (self.inner.rows(part) for part in (odd if besides is None else odd + besides, even))
-        sampled = back.inputs is back.x
-        # Without zeros among the states one example and one channel show where the padding is.
-        alike = sampled and not (cannot_look() or bool((back.x == 0).any()))
-        seen, inputs = (self.inner.rows(self.inner.seen(t).to(odd.dtype)) for t in (back.x, back.inputs))
-        return rank_one.over_weights(seen, inputs, odd, even, self.inner.weight, self.inner.geometry, alike=alike)
+        meetings = self._meetings(back)
+        return self._over_weights(back, self._changes(back, back.a, keep_even=not meetings.all), meetings, besides)
 
     def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         size = self._size_of_a_flip(x)
         if size is None:
             return self._scaled().flip_product(x, a, grad, noise, tolerance)
-        odd, even = (part.mul_(grad.to(size.dtype)) for part in noise.change(a.to(size.dtype), 2 * size))
-        return self._over_units(x, odd, even)
+        a, grad = self._rows(a), self._rows(grad)
+        return self._over_units(x, rank_one.changes(a, grad, a, 2 * size, noise, self._groups, keep_even=False))
 
     def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         size = self._size_of_a_flip(x)
         if size is None:
             return self._scaled().log_ratio(x, a, states, noise, tolerance)
-        odd, even = noise.log_change(a.to(size.dtype), states.to(size.dtype), 2 * size)
+        parts = rank_one.log_changes(self._rows(a), self._rows(states), 2 * size, noise, self._groups)
         # The sum is that of a product with the states, which a ratio is without.
-        return self._over_units(x, odd, even) * x
+        return self._over_units(x, parts).mul_(x)
 
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         return self._scaled().slope_product(x, share, a, grad, noise, tolerance)
@@ -118,20 +148,71 @@ class BinaryWeightMap(AffineMap):
     def variance(self, v: Tensor) -> Tensor:
         return self.inner.variance(v) * self._over_channels(self.scale).square()
 
-    def _over_units(self, x: Tensor, odd: Tensor, even: Tensor) -> Tensor:
+    def _changes(self, back: Signal, sums: Tensor, *, keep_even: bool) -> rank_one.Changes:
+        """What flips of units and of weights need of the pre-activations; slopes are summed with ``sums`` besides."""
+        a, grad, sums = (self._rows(t) for t in (back.a, back.grad, sums))
+        step = 2 * self.scale.detach().to(a.dtype)
+        return rank_one.changes(a, grad, sums, step, back.noise, self._groups, keep_even=keep_even)
+
+    def _over_units(self, x: Tensor, parts: rank_one.Changes) -> Tensor:
         """The sum over the outputs of every unit of ``x``."""
         signs = self.inner.weight.detach()
         form = self.inner.flip_form(signs, x)
         weight = form.weight.sign() if self.inner.views else signs
-        odd, even = (self.inner.rows(part.to(weight.dtype)) for part in (odd, even))
         units = form.units(x).to(weight.dtype)
-        u = rank_one.over_units(units, odd, even, weight, form.geometry, holes=bool(self.inner.views))
+        u = rank_one.over_units(units, parts, weight, form.geometry, holes=bool(self.inner.views))
         return self.inner.moved_back(form, x, u).to(x.dtype)
 
+    def _over_weights(self, back: Signal, parts: rank_one.Changes, meetings: Meetings, besides: Tensor | None = None) -> Tensor:
+        """The sum over examples and places of every weight, where the states are ±1."""
+        signs, geometry = self.inner.weight, self.inner.geometry
+        odd = parts.odd if besides is None else parts.odd + self._rows(besides)
+        inputs = self._rows(self.inner.seen(back.inputs))
+        if meetings.alike:
+            return rank_one.over_weights_alike(odd, parts, meetings.certainty, inputs, meetings.mask, signs, geometry)
+        if parts.even is None:
+            raise RuntimeError("units that differ need the numbers O of every place")
+        seen = self._rows(self.inner.seen(back.x))
+        if meetings.certainty is None:
+            certainties = inputs * seen
+        else:
+            certainties = seen.abs() * meetings.certainty.view(-1, *[1] * (seen.dim() - 1))
+        return rank_one.over_weights(odd, parts.even, certainties, inputs, signs, geometry)
+
+    def _meetings(self, back: Signal) -> Meetings:
+        """Which units the weights meet, as far as that is seen without a second gradient."""
+        x, averaged = back.x, back.inputs is not back.x
+        # Few inputs: a second gradient costs little, and one unit's certainty counts for much.
+        exact = back.exact or back.share is not None or self.inner.weight[0].numel() < LEAST_INPUTS
+        if averaged and exact:
+            return Meetings(alike=False)
+        certainty = self._certainty(x, back.inputs) if averaged else None
+        # A state that is 0 is no unit. The smallest size tells in a fraction of the time that comparisons take.
+        if cannot_look() or (x.numel() > 0 and not bool(x.detach().abs().amin() > 0)):
+            return Meetings(False, certainty)
+        geometry, padding = self.inner.geometry, self.inner.padding
+        if padding is None or padding.value:
+            return Meetings(True, certainty, None, all=geometry is None or geometry.padding == (0, 0))
+        return Meetings(True, certainty, self.inner.seen(torch.ones_like(x[:1, :1])).to(self.inner.weight.dtype))
+
+    def _certainty(self, x: Tensor, averages: Tensor) -> Tensor:
+        """The mean of states times their averages in every example."""
+        units, averages = (self._rows(t.detach()).flatten(1) for t in (x, averages))
+        mean: Tensor = torch.linalg.vecdot(units, averages) / max(1, units.shape[1])
+        return mean
+
     def _size_of_a_flip(self, x: Tensor) -> Tensor | None:
-        """Half of what a flip of a unit of ``x`` moves pre-activations by, if that is one number for every output channel."""
+        """Half of what a flip of a unit of ``x`` moves the pre-activations of every output channel by; None if units differ."""
         size = self.inner.share_of_a_unit(x)
-        return None if size is None else self._over_channels(self.scale.detach() * size)
+        return None if size is None else (self.scale.detach() * size).to(self.inner.weight.dtype)
+
+    def _rows(self, t: Tensor) -> Tensor:
+        """With one example in each row, and the digits of the weights, of which there are half under autocast."""
+        return self.inner.rows(t).to(self.inner.weight.dtype)
+
+    @property
+    def _groups(self) -> int:
+        return 1 if self.inner.geometry is None else self.inner.geometry.groups
 
     def _weights_at_any_inputs(self, back: Signal) -> Tensor:
         """The discrete gradient in the weights where they are multiplied with any numbers.

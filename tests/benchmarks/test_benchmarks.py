@@ -12,7 +12,7 @@ from flipgrad import files, native, plots
 from flipgrad.benchmarks.step import memory
 from flipgrad.benchmarks.toy import _agrees, _rate
 from flipgrad.data import toy
-from flipgrad.flips import compiled
+from flipgrad.flips import compiled, rank_one
 from flipgrad.gradeval.draws import Problem, Sampler
 from flipgrad.training.models import cifar_net, fully_connected
 
@@ -84,6 +84,24 @@ def test_a_step_is_measured_with_its_error(monkeypatch):
     assert numbers["psa_exact_over_st"] > 0
     monkeypatch.setattr(step, "LARGEST_ERROR", -1.0)
     assert step._measure(1)["psa_over_st"] is None
+
+
+def test_a_step_with_binary_weights_is_measured_if_its_flips_are_right(monkeypatch):
+    monkeypatch.setattr(step, "BATCH", 2)
+    monkeypatch.setattr(step, "REPEATS", 1)
+    monkeypatch.setattr(step, "cifar_net", lambda **options: cifar_net(0.1, **options))
+    monkeypatch.setattr(step.rank_one, "CHANNELS", 5)
+    numbers = step._measure_binary()
+    for name in ("units", "weights", "log_ratio"):
+        assert 0 < numbers[f"{name}_relative_error"] <= 1e-5
+    assert numbers["psa_over_st"] > 0
+    assert numbers["psa_rb_over_st"] > 0
+    right = rank_one.over_units
+    monkeypatch.setattr(rank_one, "over_units", lambda *arguments, **options: 1.001 * right(*arguments, **options))
+    numbers = step._measure_binary()
+    assert numbers["units_relative_error"] > 5e-4
+    assert numbers["psa_over_st"] is None
+    assert numbers["psa_rb_over_st"] is None
 
 
 @pytest.mark.slow

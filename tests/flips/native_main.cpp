@@ -298,6 +298,41 @@ bool moments_right(int64_t count, int64_t every) {
   return true;
 }
 
+// Flips of rank one, with E, O and the sums over channels and places; and those of log ratios.
+bool rank_one_right(int64_t images, int64_t channels, int64_t groups, int64_t block, double size) {
+  const int64_t rows = images * channels, count = rows * block;
+  const Memory<float> a = numbers<float>(count, 3), grad = numbers<float>(count, 1), sums = numbers<float>(count, 1);
+  const Memory<float> steps = numbers<float>(channels, size), states = numbers<float>(count, 1);
+  for (int64_t i = 0; i < count; ++i) states[i] = states[i] < 0 ? -1.0f : 1.0f;
+  const auto log_cdf = [](double t) { return t < 0 ? t - std::log1p(std::exp(t)) : -std::log1p(std::exp(-t)); };
+  bool right = true;
+  for (int64_t portable : {0, 1}) {
+    for (int64_t of_logs : {0, 1}) {
+      const RankOneProblem p{images, channels, groups, block, of_logs, 1 - of_logs, 1.0, 3, portable};
+      Memory<float> odd = numbers<float>(count, 1), even = numbers<float>(of_logs ? 0 : count, 1);
+      Memory<float> spread = numbers<float>(images * groups * block, 1), out = numbers<float>(of_logs ? 0 : 3 * rows, 1);
+      const float* given = of_logs ? states.get() : grad.get();
+      const int status = flipgrad_rank_one_f32(&p, a.get(), given, sums.get(), steps.get(), odd.get(), even.get(), spread.get(),
+                                               out.get());
+      if (status != 0) return false;
+      std::vector<double> expected(images * groups * block), evens(rows);
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = i / block, image = row / channels, group = row % channels / (channels / groups);
+        const double s = steps[row % channels], t = a[i], y = states[i], g = grad[i];
+        const double above = of_logs ? -log_cdf(y * (t + s)) : g * sigmoid(t + s);
+        const double below = of_logs ? -log_cdf(y * (t - s)) : g * sigmoid(t - s);
+        const double middle = of_logs ? -log_cdf(y * t) : g * sigmoid(t), o = middle - (above + below) / 2;
+        right = right && std::abs(odd[i] - (above - below) / 2) < 1e-5 && (of_logs || std::abs(even[i] - o) < 1e-5);
+        expected[(image * groups + group) * block + i % block] += o;
+        evens[row] += o;
+      }
+      for (size_t i = 0; i < expected.size(); ++i) right = right && std::abs(spread[i] - expected[i]) < 1e-4;
+      for (int64_t row = 0; row < rows && !of_logs; ++row) right = right && std::abs(out[3 * row] - evens[row]) < 1e-4;
+    }
+  }
+  return right;
+}
+
 }  // namespace
 
 int main() {
@@ -331,6 +366,10 @@ int main() {
   failures += !features_right(0, 5) + !weights_right(0);
   const int64_t products[][3] = {{0, 3, 3}, {1, 1, 1}, {3, 0, 4}, {7, 5, 17}, {13, 257, 33}, {270, 30, 131}, {6, 256, 16}};
   for (const auto& s : products) failures += !products_right(s[0], s[1], s[2], 0) + !products_right(s[0], s[1], s[2], 1);
+  for (double size : {0.01, 0.5, 30.0}) {
+    failures += !rank_one_right(0, 2, 1, 5, size) + !rank_one_right(3, 6, 3, 1, size);
+    failures += !rank_one_right(2, 4, 2, 29, size) + !rank_one_right(1, 1, 1, 64, size);
+  }
   for (int64_t count : {0, 1, 257, 100001}) failures += !moments_right(count, 1) + !moments_right(count, 3);
   std::printf("%d failures\n", failures);
   return failures != 0;

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.estimators._draws import conditional
-from flipgrad.flips import Geometry, compiled, naive
+from flipgrad.flips import Geometry, compiled, naive, rank_one
 from flipgrad.flips._arguments import flat
 from flipgrad.flips.form import BLOCK, Form, compiled_moments
 from flipgrad.flips.separable import fused_product
@@ -622,3 +622,70 @@ def test_product_of_one_example_is_that_of_many():
     for i in (0, 5, 69):
         one = slice(i, i + 1)
         assert torch.equal(fused_product(x[one], differences[one], curvatures[one], weight, first), u[one])
+
+
+def of_rank_one(block: tuple[int, int], steps: float, far: float, noise: Logistic) -> tuple[Tensor, ...]:
+    """Pre-activations up to ``far`` scales, gradients, other numbers and states of 3 images, and steps of 6 channels."""
+    a, grad, sums = (normal(3, 6, *block, seed=seed).float() for seed in range(3))
+    step = steps * noise.scale * torch.tensor([1.0, -1.1, 0.9, -1.2, 1.3, -0.8])
+    return a * far * noise.scale, grad, sums, torch.where(grad > 0, 1.0, -1.0), step
+
+
+@needs_library
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("steps", [1e-3, 0.1, 0.27, 2.0, 40.0, 300.0])
+@pytest.mark.parametrize("noise", [Logistic(), Logistic(0.3)], ids=repr)
+def test_compiled_flips_of_rank_one_are_those_of_tensors(steps, noise):
+    """Against float64, relative to the largest term of every channel: tails, either sign of a step, groups, any block."""
+    for block, far, groups, threads in (((1, 1), 1, 1, 1), ((3, 5), 3, 3, 2), ((7, 9), 100, 2, 3), ((4, 4), 10, 6, 1)):
+        torch.set_num_threads(threads)
+        a, grad, sums, states, step = of_rank_one(block, steps, far, noise)
+        wide = [t.double() for t in (a, grad, sums, states, step)]
+        found = rank_one.changes(a, grad, sums, step, noise, groups)
+        expected = rank_one.changes(*wide[:3], wide[4], noise, groups)
+        logs = rank_one.log_changes(a, states, step, noise, groups)
+        expected_logs = rank_one.log_changes(wide[0], wide[3], wide[4], noise, groups)
+        pairs = [
+            (getattr(found, name), getattr(expected, name))
+            for name in ("odd", "spread", "even", "by_example", "slopes", "scaled")
+        ]
+        pairs += [(logs.odd, expected_logs.odd), (logs.spread, expected_logs.spread)]
+        for one, other in pairs:
+            assert ((one - other).abs() <= 3e-6 * other.abs().max() + 1e-30).all()
+        without = rank_one.changes(a, grad, sums, step, noise, groups, keep_even=False)
+        assert without.even is None
+        assert torch.equal(without.odd, found.odd)
+        assert torch.equal(without.spread, found.spread)
+
+
+@needs_library
+@pytest.mark.usefixtures("path")
+def test_compiled_flips_of_rank_one_keep_their_digits_in_the_tails():
+    """Every term by itself, not only next to the largest: up to 60 scales out, where probabilities are 1e-26."""
+    a = torch.linspace(-60, 60, 481).view(1, 1, 13, 37)
+    for step in (0.01, 0.5, 5.0, -30.0):
+        arguments = a, torch.ones_like(a), a, torch.tensor([step])
+        found = rank_one.changes(*arguments, Logistic())
+        expected = rank_one.changes(*(t.double() for t in arguments), Logistic())
+        torch.testing.assert_close(found.odd.double(), expected.odd, rtol=2e-5, atol=0)
+        torch.testing.assert_close(found.even.double(), expected.even, rtol=2e-5, atol=0)
+
+
+@needs_library
+def test_compiled_flips_of_rank_one_pass_nan_on():
+    a, grad, sums, states, step = of_rank_one((2, 3), 0.5, 1, Logistic())
+    a[1, 2, 0, 1] = math.nan
+    for parts in (rank_one.changes(a, grad, sums, step, Logistic()), rank_one.log_changes(a, states, step, Logistic())):
+        assert parts.odd.isnan().sum() == 1
+        assert parts.spread.isnan().sum() == 1
+
+
+@needs_library
+def test_layouts_that_compiled_flips_of_rank_one_do_not_take_are_computed_by_tensors():
+    a, grad, sums, _, step = of_rank_one((4, 5), 0.5, 1, Logistic())
+    whole = rank_one.changes(a, grad, sums, step, Logistic(), keep_even=False)
+    other = rank_one.changes(channels_last(a), channels_last(grad), sums, step, Logistic(), keep_even=False)
+    assert other.even is not None
+    torch.testing.assert_close(other.odd, whole.odd)
+    torch.testing.assert_close(other.spread, whole.spread)
+    torch.testing.assert_close(other.scaled, whole.scaled)

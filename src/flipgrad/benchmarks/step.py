@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 from torch.optim import Optimizer
 
+from flipgrad.benchmarks import rank_one
 from flipgrad.contract import Estimator
 from flipgrad.estimators import PSA, ST, Tanh
 from flipgrad.machine import fastest
@@ -45,6 +46,11 @@ EXACT: dict[str, Estimator] = {
     "psa_mean": PSA(inputs="mean", head="rao-blackwell", exact=True),
     "psa_rb": PSA(inputs="posterior", head="rao-blackwell", exact=True),
 }
+
+# With binary weights, whose flips need no tolerance: the paper's PSA, and the default.
+OF_BINARY_WEIGHTS: dict[str, Estimator] = {"st": ST(), "psa": PSA_SAMPLED_EXACT, "psa_rb": PSA()}
+# The relative error of flips of rank one that rounding to float32 may make.
+LARGEST_ROUNDING = 1e-5
 
 # Whose memory is measured, after how many steps, and in how many processes of each: how much memory the system hands out
 # varies, so the least counts.
@@ -85,11 +91,11 @@ def update(
 def step() -> dict[str, Any]:
     """Ratios of the time of a step (forward, backward, update) of the CIFAR-10 network at full width, batch 64.
 
-    With them, the errors that the tolerance makes in a gradient.
+    With them, the errors that the tolerance makes in a gradient; under ``binary`` those with binary weights, which have none.
     """
     numbers = _measure(1)
     grown = {f"weights_x{factor}": _measure(factor) for factor in FACTORS}
-    return {"batch": BATCH, "threads": torch.get_num_threads(), **numbers, **grown}
+    return {"batch": BATCH, "threads": torch.get_num_threads(), **numbers, **grown, "binary": _measure_binary()}
 
 
 def _measure(factor: int) -> dict[str, Any]:
@@ -109,6 +115,19 @@ def _measure(factor: int) -> dict[str, Any]:
     }
     relative = {f"{name}_relative_error": error for name, error in errors.items()}
     return {**ratios, **relative, "st_over_tanh": seconds["st"] / seconds["tanh"], "seconds": seconds}
+
+
+def _measure_binary() -> dict[str, Any]:
+    """The same of the network with binary weights, the signs of latent ones, in all layers but the first, and with norms."""
+    torch.manual_seed(0)
+    x, objective = photographs(BATCH)
+    net = cifar_net(norm="affine", weights="binary").initialize(x)
+    errors = {f"{name}_relative_error": error for name, error in rank_one.errors(net).items()}
+    works = {name: update(net, x, objective, rule) for name, rule in OF_BINARY_WEIGHTS.items()}
+    seconds = fastest(works, repeats=REPEATS)
+    right = all(error <= LARGEST_ROUNDING for error in errors.values())
+    ratios = {f"{name}_over_st": seconds[name] / seconds["st"] if right else None for name in works if name != "st"}
+    return {**ratios, **errors, "seconds": seconds}
 
 
 def _error(net: Sequential, x: Tensor, objective: CrossEntropy, rule: Estimator, exact: Estimator) -> float:

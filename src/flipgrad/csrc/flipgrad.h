@@ -87,6 +87,17 @@ struct MomentProblem {
   int64_t portable;
 };
 
+// What flips of rank one need of pre-activations [images, channels, block], with a step for every channel: E [images, channels,
+// block] and the sums of O over the channels of every group, [images, groups, block]. `of_logs`: those of the log ratio of states;
+// else, times a gradient, those of the cdf, and for every image and channel the sums of O, of the slopes 2F' and of these times
+// other numbers, [images, channels, 3]. `keep_even`: O itself too.
+struct RankOneProblem {
+  int64_t images, channels, groups, block, of_logs, keep_even;
+  double scale;
+  int64_t threads;
+  int64_t portable;
+};
+
 // All return 0, or 1 when memory ran out; the flip products also 2 when weights are too large for the kernels.
 int flipgrad_flip_f32(const FlipProblem* problem, const float* x, const float* a, const float* grad, const float* weight, float* u);
 int flipgrad_flip_f64(const FlipProblem* problem, const double* x, const double* a, const double* grad, const double* weight, double* u);
@@ -108,6 +119,10 @@ int flipgrad_weights_f32(const WeightProblem* problem, const float* weight, floa
 // curvature [batch, curvatures out] those of the pre-activations; all without gaps.
 int flipgrad_product_f32(const ProductProblem* problem, const float* difference, const float* curvature, const float* weight, const float* x,
                          float* u);
+
+// `given` is the gradient, and `sums` the other numbers; or the states, and then only `odd` and `spread` are written.
+int flipgrad_rank_one_f32(const RankOneProblem* problem, const float* a, const float* given, const float* sums, const float* steps,
+                          float* odd, float* even, float* spread, float* rows);
 
 // States +1 where a uniform number is below F(a / scale), F the sigmoid, else -1.
 int flipgrad_sample_logistic_f32(const SampleProblem* problem, const float* a, float* states);

@@ -52,6 +52,8 @@ class SampleAnalytic(LocalEstimator):
         self.head_gradient: HeadGradient = head
         self.flip_head = flip_head
         self.tolerance = 0.0 if exact else tolerance
+        # Not told by the tolerance: in compiled graphs nothing may depend on the value of a number.
+        self.exact = exact
 
     @final
     def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
@@ -75,8 +77,8 @@ class SampleAnalytic(LocalEstimator):
                 call.x = prior.watch()
             averaged, share = self._posterior(call, prior, a, sampled)
         states: Tensor = _PathStates.apply(  # type: ignore[no-untyped-call]
-            call.x, a, sampled, averaged, share, call.affine, call.noise, self.tolerance, self.flips, call.binary, prior,
-            *call.affine.tensors,
+            call.x, a, sampled, averaged, share, call.affine, call.noise, self.tolerance, self.exact, self.flips, call.binary,
+            prior, *call.affine.tensors,
         )  # fmt: skip
         return states
 
@@ -131,13 +133,14 @@ class _PathStates(torch.autograd.Function):
     @staticmethod
     def forward(
         x: Tensor, a: Tensor, states: Tensor, averaged: Tensor | None, share: Tensor | None, affine: AffineMap, noise: Noise,
-        tolerance: float, flips: bool, binary: bool, prior: Prior | None, *tensors: Tensor | None,
+        tolerance: float, exact: bool, flips: bool, binary: bool, prior: Prior | None, *tensors: Tensor | None,
     ) -> Tensor:  # fmt: skip
         return states.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, a, _, averaged, share, ctx.affine, ctx.noise, ctx.tolerance, ctx.flips, ctx.binary, ctx.prior, *tensors = inputs
+        x, a, _, averaged, share, ctx.affine, ctx.noise, ctx.tolerance, ctx.exact, *rest = inputs
+        ctx.flips, ctx.binary, ctx.prior, *tensors = rest
         ctx.save_for_backward(x, a, averaged, share, *tensors)
 
     @staticmethod
@@ -149,7 +152,7 @@ class _PathStates(torch.autograd.Function):
             ctx.prior.check_alone()
         affine = ctx.affine.with_tensors(tensors)
         inputs = x if averaged is None else averaged
-        back = Signal(x, inputs, a, grad, ctx.noise, share, ctx.binary, ctx.flips, ctx.tolerance)
-        needs_x, needs_parameters = ctx.needs_input_grad[0], any(ctx.needs_input_grad[11:])
+        back = Signal(x, inputs, a, grad, ctx.noise, share, ctx.binary, ctx.flips, ctx.tolerance, ctx.exact)
+        needs_x, needs_parameters = ctx.needs_input_grad[0], any(ctx.needs_input_grad[12:])
         grad_x, *grads = affine.gradients(back, of_x=needs_x, of_parameters=needs_parameters)
-        return grad_x, *[None] * 10, *grads
+        return grad_x, *[None] * 11, *grads

@@ -13,19 +13,97 @@ an ordinary gradient each, and a sum that does not tell the units of a place, or
 is the same of other numbers. No tolerance is needed. A zero in the place of a unit or of a weight is none, and adds nothing.
 """
 
+from dataclasses import dataclass
+from typing import final
+
 import torch
 from torch import Tensor
 
 from flipgrad.flips.ordinary import Geometry, input_gradient, weight_gradient
+from flipgrad.guards import cannot_look
+from flipgrad.native import library
+from flipgrad.noise import Noise
 
 
-def over_units(x: Tensor, odd: Tensor, even: Tensor, signs: Tensor, geometry: Geometry | None, *, holes: bool) -> Tensor:
+@final
+@dataclass(frozen=True)
+class Changes:
+    """What flips of rank one need of a layer's pre-activations [B, out] or [B, out, H', W'].
+
+    Attributes:
+        odd: the numbers E, shaped like the pre-activations.
+        spread: the sums of the numbers O over the output channels of every group, [B, groups, ...].
+        even: the numbers O themselves, where they are kept.
+        by_example: their sums over the places, [B, out]; those of a log ratio are not needed.
+        slopes: the sums of the ordinary gradient in the pre-activations over examples and places, [out], likewise.
+        scaled: the sums of that times other numbers.
+    """
+
+    odd: Tensor
+    spread: Tensor
+    even: Tensor | None = None
+    by_example: Tensor | None = None
+    slopes: Tensor | None = None
+    scaled: Tensor | None = None
+
+
+def changes(
+    a: Tensor, grad: Tensor, sums: Tensor, step: Tensor, noise: Noise, groups: int = 1, *, keep_even: bool = True
+) -> Changes:
+    """E and O of the cdf over the ``step`` [out] of every channel, times ``grad``, and sums of the slopes times ``sums``.
+
+    All tensors but the step are shaped like the pre-activations ``a``.
+    """
+    if a.dim() == 4 and noise.compiled and not cannot_look() and library.takes(a, grad, sums, step):
+        return _compiled(a, grad, sums, step, noise, groups, keep_even=keep_even)
+    slopes = 2 * noise.pdf(a) * grad
+    odd, even = (part.mul_(grad) for part in noise.change(a, _over_places(step, a)))
+    places, others = list(range(2, a.dim())), [dim for dim in range(a.dim()) if dim != 1]
+    by_example = even.sum(places) if places else even
+    return Changes(odd, _by_group(even, groups), even, by_example, slopes.sum(others), (slopes * sums).sum(others))
+
+
+def log_changes(a: Tensor, states: Tensor, step: Tensor, noise: Noise, groups: int = 1) -> Changes:
+    """Those of log p(y | a) of ``states`` y: see :meth:`flipgrad.noise.Noise.log_change`."""
+    if a.dim() == 4 and noise.compiled and not cannot_look() and library.takes(a, states, step):
+        return _compiled(a, states, None, step, noise, groups)
+    odd, even = noise.log_change(a, states, _over_places(step, a))
+    return Changes(odd, _by_group(even, groups))
+
+
+def _compiled(
+    a: Tensor, given: Tensor, sums: Tensor | None, step: Tensor, noise: Noise, groups: int, *, keep_even: bool = False
+) -> Changes:
+    """The same of logistic noise in one pass over memory; without ``sums``, of a log ratio."""
+    images, channels, *place = a.shape
+    odd, spread = torch.empty_like(a), a.new_empty(images, groups, *place)
+    even, rows = torch.empty_like(a) if keep_even else odd, a.new_empty(images, channels, 3)
+    sizes = {"images": images, "channels": channels, "groups": groups, "block": place[0] * place[1]}
+    options = {"of_logs": sums is None, "keep_even": keep_even, "scale": noise.scale}
+    tensors = a, given, a if sums is None else sums, step, odd, even, spread, rows
+    library.call("rank_one", torch.float32, *tensors, **sizes, **options)
+    if sums is None:
+        return Changes(odd, spread)
+    _, slopes, scaled = rows.sum(0).unbind(-1)
+    return Changes(odd, spread, even if keep_even else None, rows[..., 0], slopes, scaled)
+
+
+def _over_places(step: Tensor, a: Tensor) -> Tensor:
+    return step if a.dim() == 2 else step[:, None, None]
+
+
+def _by_group(even: Tensor, groups: int) -> Tensor:
+    """The sums over the output channels of every group, [B, groups, ...]."""
+    summed: Tensor = even.unflatten(1, (groups, -1)).sum(2)
+    return summed
+
+
+def over_units(x: Tensor, parts: Changes, signs: Tensor, geometry: Geometry | None, *, holes: bool) -> Tensor:
     r"""The sums :math:`\sum_j W_{ji} E_j + x_i \sum_j |W_{ji}| O_j` of all units, and 0 where there is none.
 
     Args:
         x: states [B, in], or [B, C, H, W] of a convolution.
-        odd: the numbers E, shaped like pre-activations [B, out] or [B, out, H', W'].
-        even: the numbers O, likewise.
+        parts: the numbers E and O.
         signs: the weights, ±1, or 0 where a unit has none.
         geometry: of the convolution.
         holes: whether there are zeros among the ``signs``. They are then at the same inputs, or places of the kernel, in all
@@ -36,38 +114,62 @@ def over_units(x: Tensor, odd: Tensor, even: Tensor, signs: Tensor, geometry: Ge
     """
     # Of all the output channels of a group, one weight is as good as another.
     if geometry is None:
-        spread = even.sum(1, keepdim=True)
-        if holes:
-            spread = spread * signs[:1].abs()
+        spread = parts.spread * signs[:1].abs() if holes else parts.spread
     else:
         groups = geometry.groups
-        summed = even.unflatten(1, (groups, -1)).sum(2)
         kernel = signs[:1, :1].abs() if holes else torch.ones_like(signs[:1, :1])
-        shared = input_gradient(summed, kernel.expand(groups, -1, -1, -1), x[:, :groups], geometry)
+        shared = input_gradient(parts.spread, kernel.expand(groups, -1, -1, -1), x[:, :groups], geometry)
         spread = shared.repeat_interleave(x.shape[1] // groups, 1) if groups > 1 else shared
-    return torch.addcmul(spread, x, input_gradient(odd, signs, x, geometry)).mul_(x)
+    return torch.addcmul(spread, x, input_gradient(parts.odd, signs, x, geometry)).mul_(x)
 
 
 def over_weights(
-    seen: Tensor, inputs: Tensor, odd: Tensor, even: Tensor, signs: Tensor, geometry: Geometry | None, *, alike: bool
+    odd: Tensor, even: Tensor, certainties: Tensor, inputs: Tensor, signs: Tensor, geometry: Geometry | None
 ) -> Tensor:
-    r"""The sums :math:`\sum \bar x_i E_j + W_{ji} \sum x_i \bar x_i O_j` over examples and places, one per weight.
+    r"""The sums :math:`\sum \bar x_i E_j + W_{ji} \sum c_i O_j` over examples and places, one per weight.
 
     Args:
-        seen: the states x that the weights are multiplied with, [B, in] or [B, C, H, W], constant padding included.
-        inputs: what a weight takes for them, :math:`\bar x`: these states themselves, or an average of each.
-        odd: the numbers E, as for :func:`over_units`, like ``even``, ``signs`` (which has no zeros) and ``geometry``.
+        odd: the numbers E, shaped like pre-activations [B, out] or [B, out, H', W'].
         even: the numbers O.
-        alike: whether ``inputs`` is ``seen``, and all examples and channels have their zeros, if any, at the same places.
+        certainties: :math:`c = x \bar x`, shaped like ``inputs``; 1 for sampled states, 0 where there are none.
+        inputs: what a weight takes for the states x that it is multiplied with, :math:`\bar x`: these states themselves, or an
+            average of each; [B, in] or [B, C, H, W], constant padding included.
+        signs: the weights, ±1.
+        geometry: of the convolution.
 
     Returns:
         The sums, shaped like ``signs``.
     """
+    return torch.addcmul(
+        weight_gradient(odd, signs, inputs, geometry), signs, weight_gradient(even, signs, certainties, geometry)
+    )
+
+
+def over_weights_alike(
+    odd: Tensor,
+    parts: Changes,
+    certainty: Tensor | None,
+    inputs: Tensor,
+    mask: Tensor | None,
+    signs: Tensor,
+    geometry: Geometry | None,
+) -> Tensor:
+    """The same with one ``certainty`` [B] of all units of an example, or 1.
+
+    ``mask`` [1, 1, H, W] is 0 where the input of a convolution has no unit, in all examples and channels, and else 1. Without
+    one, and without zero padding, every weight meets as many units as there are outputs.
+    """
     first = weight_gradient(odd, signs, inputs, geometry)
-    if not alike:
-        return torch.addcmul(first, signs, weight_gradient(even, signs, seen * inputs, geometry))
-    even = even.sum(0, keepdim=True)
-    mask = seen[:1].abs() if geometry is None else seen[:1, : geometry.groups].abs()
-    if geometry is None:
-        return torch.addcmul(first, signs, even.t() * mask)
-    return torch.addcmul(first, signs, weight_gradient(even, signs[:, :1], mask, geometry))
+    if geometry is None or (mask is None and geometry.padding == (0, 0)):
+        total = parts.by_example
+        if total is None:
+            raise RuntimeError("the sums by examples are of a flip product")
+        summed = total.sum(0) if certainty is None else certainty @ total
+        return torch.addcmul(first, signs, summed.view(-1, *[1] * (signs.dim() - 1)))
+    if parts.even is None:
+        raise RuntimeError("with padding the numbers O are needed at every place")
+    even = parts.even if certainty is None else parts.even * certainty[:, None, None, None]
+    if mask is None:
+        mask = inputs.new_ones(1, 1, *inputs.shape[2:])
+    counted = weight_gradient(even.sum(0, keepdim=True), signs[:, :1], mask.expand(-1, geometry.groups, -1, -1), geometry)
+    return torch.addcmul(first, signs, counted)

@@ -9,6 +9,7 @@ from flipgrad.plots.report import report
 from flipgrad.plots.style import saved
 from flipgrad.plots.timing import scaling_figure, timing_figure
 from flipgrad.plots.toy import toy_example_figure, toy_training_figure
+from flipgrad.plots.weights import weights_accuracy_figure, weights_training_figure
 
 __all__ = [
     "Panel",
@@ -26,6 +27,8 @@ __all__ = [
     "toy_example",
     "toy_training",
     "training_curve",
+    "weights_accuracy",
+    "weights_training",
 ]
 
 bias_and_spread = saved(bias_and_spread_figure)
@@ -34,3 +37,4 @@ cosine, rmse = saved(cosine_figure), saved(rmse_figure)
 cifar, muprop = saved(learning_figure), saved(muprop_figure)
 scaling, timing = saved(scaling_figure), saved(timing_figure)
 toy_example, toy_training = saved(toy_example_figure), saved(toy_training_figure)
+weights_accuracy, weights_training = saved(weights_accuracy_figure), saved(weights_training_figure)
