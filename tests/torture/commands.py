@@ -41,6 +41,7 @@ SENSIBLE: dict[str, tuple[str, ...]] = {
     "estimator": (*ESTIMATORS, "psa:sampled", "arms:8", "reinforce+running", "concrete:0.1", "gumbel-rao:0", "arms:1"),
     "estimators": ("psa,st", "arm,arm", "psa:sampled,concrete:0.1,reinforce+mean", ",", "exact"),
     "noise": (*NOISES, "logistic:0.5", "normal:0", "laplace:-1", "uniform:nan", "logistic:1e-300", "logistic:1e300"),
+    "weight_noise": ("none", *NOISES, "logistic:0.1", "normal:0", "logistic:1e-300"),
     "augment": (*AUGMENTATIONS, "none,affine"),
     "model": (
         *("auto", "digits", "mnist", "cifar", "8", "8-8", "0", "1000000-1000000", "99999999999", "torture.owners:raises"),

@@ -38,6 +38,9 @@ PROBLEMS = (
     ("--data", "digits", "--width", "0.1", "--batch-size", "300"),
     ("--data", "toy", "--model", "4-4", "--batch-size", "30"),
 )
+# Of estimators that have a rule for binary weights, drawn or not.
+WEIGHTS = ((), ("--weights", "binary", "--weight-noise", "logistic:0.1"), ("--weights", "binary"))
+WITH_BINARY_WEIGHTS = ("psa", "st", "hard-st", "zgr", "concrete", "tanh")
 SEARCH = ("--lr", "auto", "--search-trials", "3", "--search-epochs", "1", "--search-images", "60")
 
 
@@ -58,16 +61,19 @@ def kill(*processes: int) -> None:
 
 
 def drawn_options(number: int, random: Random) -> list[str]:
-    """The options of a run; numbers in a row take all estimators, norms, precisions, draws and optimizers in turn."""
+    """The options of a run; numbers in a row take all estimators, norms, precisions, draws, weights and optimizers in turn."""
+    name = NAMES[number % len(NAMES)]
     options = [
         "--estimator",
-        NAMES[number % len(NAMES)],
+        name,
         "--norm",
         NORMS[number % 3],
         "--precision",
         PRECISIONS[number // 2 % 3],
     ]
     options += [*PROBLEMS[(number + number // 3) % 3], *DRAWS[number // 3 % 4]]
+    if name.partition(":")[0] in WITH_BINARY_WEIGHTS:
+        options += WEIGHTS[number // 2 % 3]
     options += ["--optimizer", ("sgd", "adam")[number // 5 % 2], *(SEARCH if number % 4 == 1 else ())]
     options += ["--schedule", random.choice(["constant", "cosine", "step"]), "--eval-train", random.choice(["0", "20"])]
     options += ["--validation", random.choice(["0", "0.1"]), "--seed", str(random.randrange(1000))]

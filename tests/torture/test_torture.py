@@ -136,6 +136,7 @@ def test_kills_take_all_estimators_norms_precisions_and_draws_in_turn():
     runs = [drawn_options(number, random.Random(0)) for number in range(len(NAMES))]
     words = {word for run in runs for word in run}
     assert {*NAMES, "none", "batch", "affine", "bfloat16", "float32", "antithetic", "bound", "auto", "adam", "sgd"} <= words
+    assert {("--weights" in run, "--weight-noise" in run) for run in runs} == {(False, False), (True, False), (True, True)}
 
 
 def attempts(attack: Attack, tmp_path: Path, count: int) -> list[str]:
