@@ -201,7 +201,8 @@ class BinaryLinear(BinaryLayer, nn.Linear):
         weights: "real", or "binary".
         weight_noise: the noise Z of binary weights sign(weight - Z), drawn once per evaluation for all examples of the batch.
             Without it, as by default, they are sign(weight), and the gradient in the sign goes to the latent weight as it is.
-            That learns as fast as real weights do; weights that are drawn learn slowly, as long as many are undecided.
+            That ends at lower losses than drawing them (digits, 25 epochs, two seeds: 0.067; with noise of scale 0.1 0.087, and
+            0.103 if that falls to 0.005 on the way).
         weight_clip: without a ``weight_noise``, a latent weight beyond this size gets no gradient. None never clips.
 
     >>> layer = BinaryLinear(4, 2)
