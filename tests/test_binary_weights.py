@@ -597,6 +597,7 @@ def test_a_network_with_binary_weights_is_the_one_with_real_weights_of_the_same_
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("estimator", [fg.PSA(), fg.ST()], ids=name_of)
 def test_a_step_compiles_as_one_graph(estimator):
     net, x = convolutional(fg.Logistic(0.2), fg.ScaleShift).float(), normal(3, 1, 8, 8).float()
