@@ -184,6 +184,7 @@ def test_the_command_trains_and_evaluates(tmp_path, capsys, monkeypatch):
     options = ("--weights", "binary", "--weight-noise", "logistic:0.1", "--model", "20-12", "--epochs", "1")
     code, out, err = flipgrad(capsys, "train", *options, "--eval-samples", "1", "--output", path)
     assert (code, err) == (0, "")
+    assert "Training on 1,293 images of digits with PSA auto, binary weights, 1 epoch:" in out
     assert json.loads((tmp_path / "run/config.json").read_text())["config"]["weight_noise"] == "logistic:0.1"
     code, out, err = flipgrad(capsys, "evaluate", path)
     assert (code, err) == (0, "")

@@ -116,7 +116,7 @@ class TrainConfig:
     schedule: str = _choice(
         METHOD,
         "Learning rate: constant, cosine (down to 0), step (a tenth after 1/2 and 3/4); auto is cosine with --weights binary, "
-        "as signs else never settle, and constant without.",
+        "as signs never settle at a constant rate, else constant.",
         AUTO,
         "constant",
         "cosine",
@@ -124,7 +124,9 @@ class TrainConfig:
     )
     optimizer: str = _choice(METHOD, "sgd (with Nesterov momentum) or adam.", "sgd", "adam")
     momentum: float = _option(0.9, METHOD, "Of SGD.")
-    weight_decay: float = _option(0.0, METHOD, "Factor of the weights in their gradient; signs have none.")
+    weight_decay: float = _option(
+        0.0, METHOD, "Factor of the weights in their gradient; binary weights that are not drawn have none."
+    )
     seed: int = _option(0, METHOD, "Same seed, same run.", least=0)
     device: str = _option("cpu", MACHINE, "Torch device: cpu, cuda, ...")
     # One thread for small networks gives the same numbers everywhere; the command takes all cores for the others.
@@ -143,7 +145,7 @@ class TrainConfig:
             for_training(self.estimator, points=1)
         noise_by_name(self.noise)
         if self.noise_of_weights is not None and self.weights == "real":
-            raise InputError(f"weight_noise {self.weight_noise!r} is of binary weights; give --weights binary, too")
+            raise InputError(f"weight_noise {self.weight_noise!r} is for binary weights; give --weights binary, too")
         if self.lr != AUTO and not (isinstance(self.lr, float | int) and math.isfinite(self.lr) and self.lr > 0):
             raise InputError(f"the learning rate is {self.lr}; it must be positive and finite, e.g. 0.1, or auto")
         if not (math.isfinite(self.width) and self.width > 0):
@@ -166,7 +168,7 @@ class TrainConfig:
         try:
             return None if self.weight_noise == NO_NOISE else noise_by_name(self.weight_noise)
         except InputError as error:
-            raise InputError(f"weight_{error}; {NO_NOISE} for weights that are not drawn") from None
+            raise InputError(f"weight_noise: {error}; or {NO_NOISE} for weights that are not drawn") from None
 
     @property
     def rate_schedule(self) -> str:
