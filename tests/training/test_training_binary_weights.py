@@ -191,6 +191,8 @@ def test_the_command_trains_and_evaluates(tmp_path, capsys, monkeypatch):
     # 20 x 12 weights: 30 bytes, and 12 scales and biases.
     (row,) = (line.split() for line in out.splitlines() if line.startswith("2 BinaryLinear"))
     assert row == ["2", "BinaryLinear", "12", "240", "1", "240", "0", "1,056", "126"]
+    stored = json.loads((tmp_path / "run/evaluation.json").read_text())["layers"]
+    assert [(row["name"], row["packed_bytes"]) for row in stored if row["bits"] == 1] == [("2", 126)]
 
 
 @pytest.mark.parametrize(
@@ -198,6 +200,10 @@ def test_the_command_trains_and_evaluates(tmp_path, capsys, monkeypatch):
     [
         (("--estimator", "arm"), "ARM has no rule for binary weights"),
         (("--estimator", "concrete"), "Concrete relaxes the distribution of binary weights, and these are not drawn"),
+        (
+            ("--estimator", "exact", "--data", "toy", "--model", "3-3"),
+            "Exact gives binary weights that are not drawn no gradient: draw them, e.g. --weight-noise logistic:0.1",
+        ),
         (("--model", "20"), "give more layers, e.g. 20-20"),
     ],
 )

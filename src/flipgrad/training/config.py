@@ -296,10 +296,21 @@ def _user_net(config: TrainConfig, data: DataSet) -> Sequential:
 
 
 def _check_weight_rule(config: TrainConfig, net: Sequential, data: DataSet) -> None:
-    """Refuse an estimator without a rule for the binary weights of ``net``, by its own error, before anything is stored."""
-    if layers_with_binary_weights(net):
-        first = data.train.to(next(net.parameters()).device)
-        index = torch.arange(2, device=first.y.device)
-        rule = for_training(config.estimator, len(first))[1]
-        with torch.no_grad(), keeping_buffers(net):
-            net(first.x[:2], CrossEntropy(first.y[:2]), estimator=rule, index=index)
+    """Refuse an estimator that cannot train the binary weights of ``net``, before anything is stored.
+
+    One without a rule for them has an error of its own; the exact gradient is 0 in weights that are not drawn.
+    """
+    latent = [layer.weight for layer in layers_with_binary_weights(net).values()]
+    if not latent:
+        return
+    train = data.train.to(latent[0].device)
+    index = torch.arange(2, device=train.y.device)
+    label, rule = for_training(config.estimator, len(train))
+    with torch.enable_grad(), keeping_buffers(net):
+        losses = net(train.x[:2], CrossEntropy(train.y[:2]), estimator=rule, index=index)
+    learned = [weight for weight in latent if weight.requires_grad]
+    if learned and any(each is None for each in torch.autograd.grad(losses.sum(), learned, allow_unused=True)):
+        raise InputError(
+            f"{label} gives binary weights that are not drawn no gradient: draw them, e.g. --weight-noise logistic:0.1, or "
+            "give --estimator psa, st or hard-st"
+        )
