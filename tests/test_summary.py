@@ -118,6 +118,31 @@ def test_modules_that_return_more_than_a_tensor():
     assert found.weights == 4 * 5 * (3 + 5)
 
 
+def test_modules_that_are_one_operator_of_torch_are_counted():
+    both_ways = nn.LSTM(3, 5, num_layers=2, bidirectional=True, batch_first=True)
+    assert fg.summary(both_ways, torch.randn(2, 7, 3)).float_operations == 7 * 2 * 4 * 5 * ((3 + 5) + (10 + 5))
+    attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    found = row(fg.summary(attention, torch.randn(2, 5, 8)), "self_attn")
+    # Products with the weights of queries, keys, values and outputs; of queries with keys, and of these with values.
+    assert found.float_operations == 5 * 4 * 8 * 8 + 2 * 5 * 5 * 8
+
+
+def test_a_parameter_that_layers_share_is_counted_once():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.last.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x))
+
+    model = Tied()
+    found = fg.summary(model, torch.randn(1, 4))
+    assert [(row.weights, row.float_operations, row.float_bytes) for row in found.rows] == [(16, 16, 80), (0, 16, 16)]
+    assert found.float_bytes == 4 * sum(p.numel() for p in model.parameters())
+
+
 def test_nothing_is_changed_by_it():
     net = fully_connected(3, [4, 4], 2, norm="batch", weights="binary", weight_noise=fg.Logistic())
     net[1].eval()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any, final
 
 import torch
@@ -26,6 +27,8 @@ SHORTEST_NAME = 12
 # The row of what is computed and kept outside of all layers.
 OTHERS = "(others)"
 
+Shape = Sequence[int]
+
 
 @final
 @dataclass(frozen=True)
@@ -36,10 +39,12 @@ class LayerSummary:
         name: the module's name in the network; "(others)" for what is computed in no such module.
         kind: its class.
         output_shape: of one example; None for a module that was not called.
-        weights: numbers in its matrices and kernels, not in its biases, scales and shifts.
-        bits: of one of them, packed.
+        weights: numbers in its matrices and kernels, not in its biases, scales and shifts. A parameter that several modules
+            share is counted in the first of them alone, and so are its bytes.
+        bits: of one of them, packed: 1 for binary weights whose inputs are binary too, else 32.
         binary_operations: multiply-adds for one example where weight and input are both ±1.
-        float_operations: all its other multiply-adds, of matrix products and convolutions.
+        float_operations: all its other multiply-adds, of matrix products and convolutions, as far as
+            ``torch.utils.flop_counter`` and this module know the operators.
         float_bytes: of all its parameters and running statistics as float32.
         packed_bytes: with binary weights and binary inputs, a bit for every weight (the last byte filled up) and 8 bytes for
             every output channel, its scale and its bias as float32; else ``float_bytes``.
@@ -151,7 +156,7 @@ class _Watch:
     """Notes, while a network is evaluated, what its layers give and how many operations they take."""
 
     def __init__(self, net: nn.Module) -> None:
-        self.counter = FlopCounterMode(display=False)
+        self.counter = FlopCounterMode(display=False, custom_mapping=_fused_operators())
         self._layers = dict(_layers(net))
         self._steps = dict(_steps(net))
         self._handles: list[RemovableHandle] = []
@@ -175,8 +180,10 @@ class _Watch:
     def rows(self) -> Iterator[LayerSummary]:
         """The rows, in the order of the first calls, then modules that were not called."""
         named = {layer: name for name, layer in self._layers.items()}
+        counted: set[Tensor] = set()
         for layer in dict.fromkeys([*self._shapes, *self._layers.values()]):
-            yield self._row(named[layer], layer)
+            yield self._row(named[layer], layer, counted)
+            counted |= {*_own(layer, "parameters"), *_own(layer, "buffers")}
         others = self._counted() - self._within
         if others:
             yield LayerSummary(OTHERS, "", None, 0, FLOAT_BITS, 0, others, 0, 0)
@@ -208,15 +215,42 @@ class _Watch:
         step = self._steps.get(layer)
         return bool((x.abs() == 1).all()) if step is None else step.binary and not step.views
 
-    def _row(self, name: str, layer: nn.Module) -> LayerSummary:
-        tensors = [*_own(layer, "parameters"), *(t for t in _own(layer, "buffers") if t.is_floating_point())]
-        size = FLOAT_BYTES * sum(t.numel() for t in tensors)
-        weights = sum(t.numel() for t in _own(layer, "parameters") if t.dim() > 1)
+    def _row(self, name: str, layer: nn.Module, counted: set[Tensor]) -> LayerSummary:
+        """The row of a layer, without the tensors that were ``counted`` in another one's."""
+        parameters = [t for t in _own(layer, "parameters") if t not in counted]
+        statistics = [t for t in _own(layer, "buffers") if t.is_floating_point() and t not in counted]
+        size = FLOAT_BYTES * sum(t.numel() for t in (*parameters, *statistics))
+        weights = sum(t.numel() for t in parameters if t.dim() > 1)
         kind, operations, shape = type(layer).__name__, self._operations[layer], self._shapes.get(layer)
         if isinstance(layer, BinaryLayer) and layer.weights == "binary" and shape is not None and self._binary[layer]:
             packed = -(-weights // 8) + 2 * FLOAT_BYTES * layer.weight.shape[0]
             return LayerSummary(name, kind, shape, weights, 1, operations, 0, size, packed)
         return LayerSummary(name, kind, shape, weights, FLOAT_BITS, 0, operations, size, size)
+
+
+def _fused_operators() -> dict[Any, Callable[..., int]]:
+    """Operations, two for every multiply-add, of operators that stand for whole modules and that torch counts as nothing."""
+
+    def lstm(x: Shape, of_inputs: Shape, of_states: Shape, *_: Any, **__: Any) -> int:
+        steps = x[0] * x[1]
+        return 2 * steps * (prod(of_inputs) + prod(of_states))
+
+    def attention(
+        query: Shape,
+        key: Shape,
+        value: Shape,
+        size: int,
+        heads: int,
+        inner: Shape,
+        bias: Shape,
+        outer: Shape,
+        *_: Any,
+        **__: Any,
+    ) -> int:
+        batch, length = query[:2]
+        return 2 * batch * length * (prod(inner) + prod(outer) + 2 * length * size)
+
+    return {torch.ops.aten.mkldnn_rnn_layer: lstm, torch.ops.aten._native_multi_head_attention: attention}
 
 
 def _layers(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:

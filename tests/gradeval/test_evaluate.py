@@ -265,3 +265,11 @@ def test_an_objective_that_cannot_be_vectorised_is_measured_one_by_one():
     net, x, objective = problem()
     result = fg.gradeval.evaluate(net, x, lambda outputs: objective(outputs) + 0 * outputs.sum().item(), [fg.ARM()], 10)
     assert not result.estimators["ARM"].vectorised
+
+
+@pytest.mark.parametrize("noise", [None, fg.Logistic()])
+def test_binary_weights_that_are_too_many_are_refused_by_what_would_fit(noise):
+    net = fully_connected(2, [30, 30], 2, weights="binary", weight_noise=noise)
+    x, objective = torch.randn(4, 2), fg.CrossEntropy(torch.arange(4) % 2)
+    with pytest.raises(fg.InputError, match=r"exact: .*fit"):
+        fg.gradeval.evaluate(net, x, objective, [fg.PSA()], 10)

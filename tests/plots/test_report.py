@@ -3,7 +3,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from run_files import epoch, evaluation, example, put, put_lines, write_evil_run, write_run
+from run_files import config, epoch, evaluation, example, put, put_lines, write_evil_run, write_run
 
 from flipgrad.errors import InputError
 from flipgrad.plots import report
@@ -222,3 +222,12 @@ def test_a_broken_file_is_named_and_the_earlier_page_stays(tmp_path):
     with pytest.raises(InputError, match=r"evaluation\.json' is not JSON"):
         report(tmp_path)
     assert path.read_bytes() == before
+
+
+def test_binary_weights_are_told_above_everything(tmp_path):
+    folder = write_run(tmp_path / "run")
+    assert "images per second seed 7" in page(folder).text
+    stored = config()
+    stored["config"]["weights"] = "binary"
+    put(folder / "config.json", stored)
+    assert "images per second binary weights seed 7" in page(folder).text

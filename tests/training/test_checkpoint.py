@@ -81,6 +81,9 @@ def test_the_state_of_another_training_is_refused():
             Trainer(config(), small_net(), blobs()).restore(replace(state, facts={**state.facts, **wrong}))
     with pytest.raises(fg.InputError, match="another configuration"):
         Trainer(config(), small_net(), blobs()).restore(replace(state, facts={**state.facts, "config": "none"}))
+    fewer = {name: value for name, value in state.facts["config"].items() if name != "weights"}
+    with pytest.raises(fg.InputError, match="'run/c' is of another version of flipgrad; go on with that one, or begin a new"):
+        Trainer(config(), small_net(), blobs()).restore(replace(state, facts={**state.facts, "config": fewer}), "'run/c'")
     with pytest.raises(
         fg.InputError,
         match=r"'run/c' is of a training on other examples than those of 'blobs' now; put the data back as they were \(",

@@ -67,6 +67,19 @@ def test_a_single_layer_has_no_weights_that_could_be_binary():
         fully_connected(2, [7], 2, weights="binary")
 
 
+@pytest.mark.parametrize("widths", [[7], [7, 7]])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "ternary"}, "unknown weights 'ternary'; choose from real, binary"),
+        ({"weight_noise": fg.Logistic(0.1)}, "is for binary weights; give weights='binary', too"),
+    ],
+)
+def test_options_of_weights_are_checked_even_where_no_layer_takes_them(widths, options, message):
+    with pytest.raises(fg.InputError, match=message):
+        fully_connected(2, widths, 2, **options)
+
+
 def test_by_default_networks_are_the_papers():
     assert all(layer.noise == fg.Logistic() and layer.norm is None for layer in cifar_net(0.1).binary_layers)
     assert [layer.out_channels for layer in cifar_net(0.25).binary_layers] == [24, 24, 24, 48, 48, 48, 48, 48]

@@ -184,12 +184,15 @@ def test_the_command_trains_and_evaluates(tmp_path, capsys, monkeypatch):
     options = ("--weights", "binary", "--weight-noise", "logistic:0.1", "--model", "20-12", "--epochs", "1")
     code, out, err = flipgrad(capsys, "train", *options, "--eval-samples", "1", "--output", path)
     assert (code, err) == (0, "")
+    assert "Training on 1,293 images of digits with PSA auto, binary weights, 1 epoch:" in out
     assert json.loads((tmp_path / "run/config.json").read_text())["config"]["weight_noise"] == "logistic:0.1"
     code, out, err = flipgrad(capsys, "evaluate", path)
     assert (code, err) == (0, "")
     # 20 x 12 weights: 30 bytes, and 12 scales and biases.
     (row,) = (line.split() for line in out.splitlines() if line.startswith("2 BinaryLinear"))
     assert row == ["2", "BinaryLinear", "12", "240", "1", "240", "0", "1,056", "126"]
+    stored = json.loads((tmp_path / "run/evaluation.json").read_text())["layers"]
+    assert [(row["name"], row["packed_bytes"]) for row in stored if row["bits"] == 1] == [("2", 126)]
 
 
 @pytest.mark.parametrize(
@@ -197,6 +200,10 @@ def test_the_command_trains_and_evaluates(tmp_path, capsys, monkeypatch):
     [
         (("--estimator", "arm"), "ARM has no rule for binary weights"),
         (("--estimator", "concrete"), "Concrete relaxes the distribution of binary weights, and these are not drawn"),
+        (
+            ("--estimator", "exact", "--data", "toy", "--model", "3-3"),
+            "Exact gives binary weights that are not drawn no gradient: draw them, e.g. --weight-noise logistic:0.1",
+        ),
         (("--model", "20"), "give more layers, e.g. 20-20"),
     ],
 )

@@ -42,13 +42,15 @@ def evaluate(
             noise = torch.Generator(device).manual_seed(seed)
             results[name] = measure(loaded.net, split.to(device), count, generator=noise)
     predictions = describe(loaded.net, loaded.data.test.to(device), count, seed=seed)
+    costs = summary(loaded.net, loaded.data.test.x[:1].to(device))
     file = run / RunFolder.EVALUATION
-    content = {"splits": {name: asdict(result) for name, result in results.items()}, **predictions, "seed": seed}
+    splits = {name: asdict(result) for name, result in results.items()}
+    content = {"splits": splits, **predictions, "layers": [asdict(row) for row in costs.rows], "seed": seed}
     files.write_json(file, {**content, "same_data": loaded.same_data, **files.provenance()})
     console = Console(markup=False, highlight=False)
     console.print(evaluation_table({f"{name.capitalize()} images": result for name, result in results.items()}))
     # As wide as it is: a table that is broken into shorter lines cannot be read.
-    console.print(str(summary(loaded.net, loaded.data.test.x[:1].to(device))), soft_wrap=True)
+    console.print(str(costs), soft_wrap=True)
     if not loaded.same_data:
         console.print("These are not, to the bit, the data that the network was trained on.")
     console.print(f"Numbers and examples are in {file}, and on the page {plots.report(run)}", soft_wrap=True)

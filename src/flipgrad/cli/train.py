@@ -19,6 +19,7 @@ from flipgrad.data import SOURCES, DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.estimators.names import for_training
 from flipgrad.machine import cores
+from flipgrad.network import layers_with_binary_weights
 from flipgrad.training import Processes, RunFolder, TrainConfig
 from flipgrad.training.board import board
 from flipgrad.training.config import AUTO, STORED
@@ -110,7 +111,8 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
         if searching:
             config = _search(config, data, folder, console, processes, training.read_trials(path, data) if resume else [])
         many = f", {processes.size} processes" if processes.size > 1 else ""
-        what = f"{len(data.train):,} images of {data.name} with {label}, {epochs}{many}"
+        binary = ", binary weights" if layers_with_binary_weights(net) else ""
+        what = f"{len(data.train):,} images of {data.name} with {label}{binary}, {epochs}{many}"
         console.print(f"{'Going on with' if checkpoint else 'Training on'} {what}:")
         with working(console, patient=processes.size > 1) as work:
             evaluation = training.train(

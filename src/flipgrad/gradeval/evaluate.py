@@ -23,7 +23,7 @@ from flipgrad.estimators import DisARM, Estimator, Exact
 from flipgrad.gradeval.draws import Problem, Sampler, default_workers, whole_gradient
 from flipgrad.gradeval.statistics import CONFIDENCE, COSINE_SHARE, Accuracy, Tally
 from flipgrad.guards import keeping_buffers
-from flipgrad.network import Sequential, check_sequential
+from flipgrad.network import Sequential, check_sequential, layers_with_binary_weights
 from flipgrad.objectives import Objective
 from flipgrad.sampling import check_seed
 
@@ -148,6 +148,9 @@ def evaluate(
     :mod:`flipgrad.gradeval.statistics` for what is made of the draws. The network is evaluated as it is (call ``net.eval()``
     first, if modules before its binary layers behave differently in training) and left unchanged.
 
+    Where binary weights are not drawn, the true gradient in their latent weights is 0, so that whatever an estimator gives
+    them counts as an error: give such layers a ``weight_noise``, or freeze their weights by ``requires_grad_(False)``.
+
     Args:
         net: the network; parameters with ``requires_grad=False`` are left out.
         x: data points [B, ...].
@@ -155,9 +158,9 @@ def evaluate(
         estimators: estimators, called by the names of their classes; or a mapping from names.
         samples: draws per estimator, at least 10.
         seed: the same seed gives the same draws.
-        reference: what estimates are compared with. "auto" is the exact gradient where the network is small enough, else
-            the mean of many draws of DisARM, with its standard error in the result; ``fg.Exact()`` insists on the exact one;
-            an unbiased estimator is drawn from.
+        reference: what estimates are compared with. "auto" is the exact gradient where the network is small enough or has
+            binary weights, else the mean of many draws of DisARM, with its standard error in the result; ``fg.Exact()``
+            insists on the exact one; an unbiased estimator is drawn from.
         reference_samples: draws of the reference; by default 100 times ``samples``.
         workers: threads that draw side by side; by default one for every core. The result does not depend on it.
         report: called with what is at hand and the number of new draws, for a progress bar.
@@ -245,7 +248,9 @@ def _measure(
 def _reference(
     problem: Problem, choice: Estimator | Literal["auto"], draws: int, seed: int, workers: int, tell: Report
 ) -> Reference:
-    if isinstance(choice, Exact) or (choice == "auto" and _can_be_exact(problem)):
+    # Nothing else is unbiased in binary weights: networks too large for the exact gradient are refused with what would fit.
+    must_be_exact = isinstance(choice, Exact) or (choice == "auto" and bool(layers_with_binary_weights(problem.net)))
+    if must_be_exact or (choice == "auto" and _can_be_exact(problem)):
         loss = exact.expected_loss(problem.net, problem.x, problem.objective).mean()
         gradient = whole_gradient(loss, problem.parameters()).double().cpu()
         check_finite(gradient[None], problem.layers(), "Exact")

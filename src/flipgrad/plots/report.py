@@ -122,6 +122,8 @@ def facts(run: RunFiles) -> Iterator[str]:
     speeds = sorted(epoch.images_per_second for epoch in run.epochs if epoch.images_per_second is not None)
     if speeds:
         yield f"{speeds[len(speeds) // 2]:,.0f} images per second"
+    if run.config.get("weights") == "binary":
+        yield "binary weights"
     for key in ("model", "seed"):
         if isinstance(value := run.config.get(key), str | int):
             yield f"{key} {value}"

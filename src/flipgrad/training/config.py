@@ -116,7 +116,7 @@ class TrainConfig:
     schedule: str = _choice(
         METHOD,
         "Learning rate: constant, cosine (down to 0), step (a tenth after 1/2 and 3/4); auto is cosine with --weights binary, "
-        "as signs else never settle, and constant without.",
+        "as signs never settle at a constant rate, else constant.",
         AUTO,
         "constant",
         "cosine",
@@ -124,7 +124,9 @@ class TrainConfig:
     )
     optimizer: str = _choice(METHOD, "sgd (with Nesterov momentum) or adam.", "sgd", "adam")
     momentum: float = _option(0.9, METHOD, "Of SGD.")
-    weight_decay: float = _option(0.0, METHOD, "Factor of the weights in their gradient; signs have none.")
+    weight_decay: float = _option(
+        0.0, METHOD, "Factor of the weights in their gradient; binary weights that are not drawn have none."
+    )
     seed: int = _option(0, METHOD, "Same seed, same run.", least=0)
     device: str = _option("cpu", MACHINE, "Torch device: cpu, cuda, ...")
     # One thread for small networks gives the same numbers everywhere; the command takes all cores for the others.
@@ -143,7 +145,7 @@ class TrainConfig:
             for_training(self.estimator, points=1)
         noise_by_name(self.noise)
         if self.noise_of_weights is not None and self.weights == "real":
-            raise InputError(f"weight_noise {self.weight_noise!r} is of binary weights; give --weights binary, too")
+            raise InputError(f"weight_noise {self.weight_noise!r} is for binary weights; give --weights binary, too")
         if self.lr != AUTO and not (isinstance(self.lr, float | int) and math.isfinite(self.lr) and self.lr > 0):
             raise InputError(f"the learning rate is {self.lr}; it must be positive and finite, e.g. 0.1, or auto")
         if not (math.isfinite(self.width) and self.width > 0):
@@ -166,7 +168,7 @@ class TrainConfig:
         try:
             return None if self.weight_noise == NO_NOISE else noise_by_name(self.weight_noise)
         except InputError as error:
-            raise InputError(f"weight_{error}; {NO_NOISE} for weights that are not drawn") from None
+            raise InputError(f"weight_noise: {error}; or {NO_NOISE} for weights that are not drawn") from None
 
     @property
     def rate_schedule(self) -> str:
@@ -294,10 +296,21 @@ def _user_net(config: TrainConfig, data: DataSet) -> Sequential:
 
 
 def _check_weight_rule(config: TrainConfig, net: Sequential, data: DataSet) -> None:
-    """Refuse an estimator without a rule for the binary weights of ``net``, by its own error, before anything is stored."""
-    if layers_with_binary_weights(net):
-        first = data.train.to(next(net.parameters()).device)
-        index = torch.arange(2, device=first.y.device)
-        rule = for_training(config.estimator, len(first))[1]
-        with torch.no_grad(), keeping_buffers(net):
-            net(first.x[:2], CrossEntropy(first.y[:2]), estimator=rule, index=index)
+    """Refuse an estimator that cannot train the binary weights of ``net``, before anything is stored.
+
+    One without a rule for them has an error of its own; the exact gradient is 0 in weights that are not drawn.
+    """
+    latent = [layer.weight for layer in layers_with_binary_weights(net).values()]
+    if not latent:
+        return
+    train = data.train.to(latent[0].device)
+    index = torch.arange(2, device=train.y.device)
+    label, rule = for_training(config.estimator, len(train))
+    with torch.enable_grad(), keeping_buffers(net):
+        losses = net(train.x[:2], CrossEntropy(train.y[:2]), estimator=rule, index=index)
+    learned = [weight for weight in latent if weight.requires_grad]
+    if learned and any(each is None for each in torch.autograd.grad(losses.sum(), learned, allow_unused=True)):
+        raise InputError(
+            f"{label} gives binary weights that are not drawn no gradient: draw them, e.g. --weight-noise logistic:0.1, or "
+            "give --estimator psa, st or hard-st"
+        )

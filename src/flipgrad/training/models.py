@@ -46,14 +46,21 @@ class _Kind:
     weights: WeightKind
     weight_noise: Noise | None
 
+    def __post_init__(self) -> None:
+        # Here, as a network of one layer, whose weights are real, hands none of them on to a layer that would look.
+        if self.norm not in NORMS:
+            raise InputError(f"unknown norm {self.norm!r}; choose from {', '.join(NORMS)}")
+        if self.weights not in WEIGHTS:
+            raise InputError(f"unknown weights {self.weights!r}; choose from {', '.join(WEIGHTS)}")
+        if self.weight_noise is not None and self.weights != "binary":
+            raise InputError(f"weight_noise={self.weight_noise!r} is for binary weights; give weights='binary', too")
+
     def options(self, batch_norm: Callable[[int], nn.Module], channels: int, *, real_inputs: bool) -> dict[str, Any]:
         """The options of one layer; one with a norm, which has a shift of its own, has no bias.
 
         A layer with real-valued inputs keeps real weights, whatever the others have. It is the first one: small, and where
         binary weights cost most accuracy. Its products are with real numbers anyway, so that bits would not make them cheap.
         """
-        if self.norm not in NORMS:
-            raise InputError(f"unknown norm {self.norm!r}; choose from {', '.join(NORMS)}")
         kinds: dict[str, Callable[[int], nn.Module]] = {"batch": batch_norm, "affine": ScaleShift}
         norm = kinds[self.norm](channels) if self.norm in kinds else None
         options: dict[str, Any] = {"noise": self.noise, "bias": self.norm == "none", "norm": norm}

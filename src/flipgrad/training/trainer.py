@@ -263,8 +263,10 @@ class Trainer:
             )
         # A run may be made longer, and files may be moved.
         free: dict[str, object] = {"epochs": 0, "data_folder": None}
-        stored = facts.get("config")
-        if not isinstance(stored, dict) or {**stored, **free} != {**self.config.to_json(), **free}:
+        stored, wanted = facts.get("config"), self.config.to_json()
+        if isinstance(stored, dict) and stored.keys() != wanted.keys():
+            raise InputError(f"{where} is of another version of flipgrad; go on with that one, or begin a new run")
+        if not isinstance(stored, dict) or {**stored, **free} != {**wanted, **free}:
             raise InputError(f"{where} is of a run with another configuration; put the run's own files back together")
         if facts.get("data") != self.data.fingerprint:
             raise InputError(
