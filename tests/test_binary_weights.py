@@ -609,3 +609,61 @@ def test_a_step_compiles_as_one_graph(estimator):
 
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
     assert_same(gradients(compiled(), net), gradients(loss(), net), 1e-5)
+
+
+def drawn(n: int, m: int) -> fg.BinaryLinear:
+    return fg.BinaryLinear(n, m, weights="binary", weight_noise=fg.Logistic(0.8))
+
+
+def test_exact_refuses_a_layer_that_draws_its_weights_twice():
+    """Sampling draws the weights of a tied layer at each place, so that one configuration for both is another network."""
+    tied = drawn(2, 2)
+    net = fg.Sequential(fg.BinaryLinear(2, 2), tied, fg.Concat(nn.Identity(), tied), head=nn.Linear(4, 3)).double()
+    with pytest.raises(InputError, match=r"BinaryLinear stands in the network more than once.*weight_noise=None"):
+        fg.exact.expected_loss(net, *_problem())
+    tied.weight_noise = None
+    fg.exact.expected_loss(net, *_problem())
+
+
+def test_exact_evaluates_modules_in_front_once():
+    """Not for every configuration of weights, nor again on the way back: they may draw, or keep statistics."""
+    net = fg.Sequential(nn.BatchNorm1d(2), nn.Dropout(), drawn(2, 2), head=nn.Linear(2, 3)).double()
+    losses = fg.exact.expected_loss(net, normal(4, 2), fg.CrossEntropy(torch.tensor([0, 1, 2, 1])))
+    losses.sum().backward()
+    assert net[0].num_batches_tracked == 1
+
+
+def test_exact_takes_heads_that_draw_batches_of_any_size_and_refuses_none():
+    net = fg.Sequential(drawn(1, 10), head=nn.Sequential(nn.Dropout(), nn.Linear(10, 2)))
+    x, y = torch.linspace(-1, 1, 2100)[:, None], torch.arange(2100) % 2
+    fg.exact.expected_loss(net, x[:2], fg.CrossEntropy(y[:2])).sum().backward()
+    net.eval()
+    losses = fg.exact.expected_loss(net, x, fg.CrossEntropy(y))
+    losses.sum().backward()
+    assert_same(losses[-2:], fg.exact.expected_loss(net, x[-2:], fg.CrossEntropy(y[-2:])), 1e-5)
+    with pytest.raises(InputError, match="the batch is empty"):
+        fg.exact.expected_loss(net, x[:0], fg.CrossEntropy(y[:0]))
+
+
+CHANGES = {
+    r"weights='ternary'\): choose": ({"weights": "ternary"}, {"weights": "binary"}),
+    r"weight_noise and weight_clip are options": ({"weights": "real"}, {"weights": "binary", "weight_noise": fg.Logistic()}),
+    r"weight_noise and weight_clip are": ({"weight_noise": fg.Logistic()}, {}),
+    r"has a weight_scale, .* weights became real": ({"weights": "real"}, {"weights": "binary"}),
+    r"has a weight_scale, .* given a norm": ({"norm": fg.ScaleShift(3)}, {"weights": "binary"}),
+    r"weight_noise=0.1\): give a noise": ({"weight_noise": 0.1}, {"weights": "binary"}),
+    r"need a scale for every output": ({"weights": "binary"}, {}),
+}
+
+
+@pytest.mark.parametrize("message", CHANGES)
+def test_options_that_are_changed_later_are_checked_too(message):
+    changes, options = CHANGES[message]
+    layer = fg.BinaryLinear(2, 3, **options)
+    net = fg.Sequential(layer, head=nn.Linear(3, 3))
+    for name, value in changes.items():
+        setattr(layer, name, value)
+    with pytest.raises(InputError, match=message):
+        net(torch.randn(1, 2), fg.CrossEntropy(torch.tensor([1])))
+    with pytest.raises(InputError, match=message):
+        layer(torch.randn(1, 2))
