@@ -13,7 +13,7 @@ import flipgrad as fg
 from flipgrad.contract import LayerCall
 from flipgrad.errors import InputError
 from flipgrad.exact import enumerate_states
-from flipgrad.gradeval.draws import Problem, one_by_one, vectorised
+from flipgrad.gradeval.draws import Problem, one_by_one, stream, vectorised
 from flipgrad.noise import sign
 from random_tensors import normal, states
 from reference import assert_same, gradients, paper_psa
@@ -634,8 +634,8 @@ def test_exact_evaluates_modules_in_front_once():
 
 
 def test_exact_takes_heads_that_draw_batches_of_any_size_and_refuses_none():
-    net = fg.Sequential(drawn(1, 10), head=nn.Sequential(nn.Dropout(), nn.Linear(10, 2)))
-    x, y = torch.linspace(-1, 1, 2100)[:, None], torch.arange(2100) % 2
+    net = fg.Sequential(drawn(1, 2), fg.BinaryLinear(2, 12), head=nn.Sequential(nn.Dropout(), nn.Linear(12, 2)))
+    x, y = torch.linspace(-1, 1, 520)[:, None], torch.arange(520) % 2
     fg.exact.expected_loss(net, x[:2], fg.CrossEntropy(y[:2])).sum().backward()
     net.eval()
     losses = fg.exact.expected_loss(net, x, fg.CrossEntropy(y))
@@ -667,3 +667,35 @@ def test_options_that_are_changed_later_are_checked_too(message):
         net(torch.randn(1, 2), fg.CrossEntropy(torch.tensor([1])))
     with pytest.raises(InputError, match=message):
         layer(torch.randn(1, 2))
+
+
+def test_zeros_around_the_states_are_no_units_however_they_came_there():
+    """A module that pads and the convolution's own padding: the mean certainty is that of the units alone."""
+    torch.manual_seed(0)
+    first, second = fg.BinaryConv2d(1, 16, 3, noise=fg.Logistic(0.05)), fg.BinaryConv2d(16, 4, 3, weights="binary")
+    own = fg.BinaryConv2d(16, 4, 3, padding=3, weights="binary")
+    own.load_state_dict(second.state_dict())
+    head = nn.Linear(4 * 8 * 8, 3)
+    padded = fg.Sequential(first, nn.ZeroPad2d(3), second, nn.Flatten(), head=head).double()
+    net = fg.Sequential(first, own, nn.Flatten(), head=head).double()
+    x, objective = normal(4, 1, 6, 6), fg.CrossEntropy(torch.tensor([0, 1, 2, 1]))
+    z = [0.05 * normal(4, 16, 4, 4, seed=1), normal(4, 4, 8, 8, seed=2)]
+    found, expected = (gradients(n(x, objective, noise=z).sum(), n) for n in (padded, net))
+    assert_same(found["2.weight"], expected["1.weight"])
+
+
+@pytest.mark.parametrize("weights", ["real", "binary"])
+def test_vectorised_draws_differ_where_parameters_are_frozen(weights):
+    """Weights and states that no copied parameter goes into are drawn for each draw all the same."""
+    torch.manual_seed(0)
+    options = {"weights": weights, "weight_noise": fg.Logistic() if weights == "binary" else None}
+    net = fg.Sequential(fg.BinaryLinear(2, 90, **options), fg.BinaryLinear(90, 90, **options), head=nn.Linear(90, 3))
+    for layer in net.binary_layers:
+        layer.requires_grad_(False)
+    problem = Problem(net, torch.randn(2, 2), fg.CrossEntropy(torch.tensor([0, 1])))
+    draws = vectorised(problem, fg.ST(), 6, stream([1], torch.device("cpu")))
+    assert len(draws.unique(dim=0)) == 6
+    if weights == "binary":
+        for layer in net.binary_layers:
+            layer.bias.requires_grad_()
+        assert len(vectorised(problem, fg.ST(), 6, stream([1], torch.device("cpu"))).unique(dim=0)) == 6
