@@ -699,3 +699,34 @@ def test_vectorised_draws_differ_where_parameters_are_frozen(weights):
         for layer in net.binary_layers:
             layer.bias.requires_grad_()
         assert len(vectorised(problem, fg.ST(), 6, stream([1], torch.device("cpu"))).unique(dim=0)) == 6
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_one_example_without_a_batch_is_a_batch_of_one(binary):
+    layer = fg.BinaryLinear(4, 3, weights="binary").double()
+    x, z = states(1, 4), normal(1, 3)
+    for estimator in (paper_psa(), fg.ST()):
+        alone, batch = (
+            gradients(layer(t, estimator=estimator, noise=noise, binary=binary).sum(), layer)
+            for t, noise in ((x[0], z[0]), (x, z))
+        )
+        assert_same(alone, batch)
+
+
+def test_the_bound_of_copies_that_share_their_weights_is_not_that_of_exact_ones():
+    net = tiny((2,))
+    x, y = normal(3, 2), torch.tensor([0, 1, 2])
+    with pytest.raises(InputError, match=r"copies share .* binary weights.*Exact"):
+        fg.bounds.bound_losses(net, x, fg.CrossEntropy(y), 4, estimator=fg.Exact())
+    fg.bounds.bound_losses(net, x, fg.CrossEntropy(y), 4).sum().backward()
+    fg.bounds.bound_losses(net, x, fg.CrossEntropy(y), 1, estimator=fg.Exact()).sum().backward()
+
+
+@pytest.mark.parametrize("estimator", [fg.PSA(), fg.ST(), fg.HardST()], ids=name_of)
+def test_every_estimator_clips(estimator):
+    layer = fg.BinaryLinear(2, 3, weights="binary", weight_clip=0.5)
+    layer.weight_scale.data.fill_(0.1)
+    layer.weight.data.copy_(torch.tensor([[0.7, 0.3], [-0.7, -0.3], [0.4, -0.6]]))
+    net = fg.Sequential(layer, head=nn.Linear(3, 3))
+    net(torch.ones(1, 2), fg.CrossEntropy(torch.tensor([1])), estimator=estimator).sum().backward()
+    assert torch.equal(layer.weight.grad != 0, layer.weight.abs() <= 0.5)

@@ -98,10 +98,11 @@ class BinaryWeightMap(AffineMap):
             grad_x = self.inner.transposed(slopes * self._over_channels(self.scale), back.x)
         if not of_parameters:
             return grad_x, None, None, None, None
-        others = [dim for dim in range(slopes.dim()) if dim != self.inner.channel_dim % slopes.dim()]
-        grad_bias = None if self.bias is None else slopes.sum(others)
+        rows, sums = self.inner.rows(slopes), self.inner.rows(self.sums)
+        others = [dim for dim in range(rows.dim()) if dim != 1]
+        grad_bias = None if self.bias is None else rows.sum(others)
         # The sampled states' own sums, whatever a weight takes for its input: the mean is the same.
-        grad_scale = (slopes * self.sums).sum(others)
+        grad_scale = (rows * sums).sum(others)
         return grad_x, self.weight_gradient(back, slopes), grad_scale, grad_bias, None
 
     def _flip_gradients(self, back: Signal, *, of_x: bool, of_parameters: bool) -> tuple[Tensor | None, ...]:
