@@ -13,7 +13,7 @@ import flipgrad as fg
 from flipgrad.contract import LayerCall
 from flipgrad.errors import InputError
 from flipgrad.exact import enumerate_states
-from flipgrad.gradeval.draws import Problem, one_by_one, vectorised
+from flipgrad.gradeval.draws import Problem, one_by_one, stream, vectorised
 from flipgrad.noise import sign
 from random_tensors import normal, states
 from reference import assert_same, gradients, paper_psa
@@ -610,3 +610,124 @@ def test_a_step_compiles_as_one_graph(estimator):
 
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
     assert_same(gradients(compiled(), net), gradients(loss(), net), 1e-5)
+
+
+def drawn(n: int, m: int) -> fg.BinaryLinear:
+    return fg.BinaryLinear(n, m, weights="binary", weight_noise=fg.Logistic(0.8))
+
+
+def test_exact_refuses_a_layer_that_draws_its_weights_twice():
+    """Sampling draws the weights of a tied layer at each place, so that one configuration for both is another network."""
+    tied = drawn(2, 2)
+    net = fg.Sequential(fg.BinaryLinear(2, 2), tied, fg.Concat(nn.Identity(), tied), head=nn.Linear(4, 3)).double()
+    with pytest.raises(InputError, match=r"BinaryLinear stands in the network more than once.*weight_noise=None"):
+        fg.exact.expected_loss(net, *_problem())
+    tied.weight_noise = None
+    fg.exact.expected_loss(net, *_problem())
+
+
+def test_exact_evaluates_modules_in_front_once():
+    """Not for every configuration of weights, nor again on the way back: they may draw, or keep statistics."""
+    net = fg.Sequential(nn.BatchNorm1d(2), nn.Dropout(), drawn(2, 2), head=nn.Linear(2, 3)).double()
+    losses = fg.exact.expected_loss(net, normal(4, 2), fg.CrossEntropy(torch.tensor([0, 1, 2, 1])))
+    losses.sum().backward()
+    assert net[0].num_batches_tracked == 1
+
+
+def test_exact_takes_heads_that_draw_batches_of_any_size_and_refuses_none():
+    net = fg.Sequential(drawn(1, 2), fg.BinaryLinear(2, 12), head=nn.Sequential(nn.Dropout(), nn.Linear(12, 2)))
+    x, y = torch.linspace(-1, 1, 520)[:, None], torch.arange(520) % 2
+    fg.exact.expected_loss(net, x[:2], fg.CrossEntropy(y[:2])).sum().backward()
+    net.eval()
+    losses = fg.exact.expected_loss(net, x, fg.CrossEntropy(y))
+    losses.sum().backward()
+    assert_same(losses[-2:], fg.exact.expected_loss(net, x[-2:], fg.CrossEntropy(y[-2:])), 1e-5)
+    with pytest.raises(InputError, match="the batch is empty"):
+        fg.exact.expected_loss(net, x[:0], fg.CrossEntropy(y[:0]))
+
+
+CHANGES = {
+    r"weights='ternary'\): choose": ({"weights": "ternary"}, {"weights": "binary"}),
+    r"weight_noise and weight_clip are options": ({"weights": "real"}, {"weights": "binary", "weight_noise": fg.Logistic()}),
+    r"weight_noise and weight_clip are": ({"weight_noise": fg.Logistic()}, {}),
+    r"has a weight_scale, .* weights became real": ({"weights": "real"}, {"weights": "binary"}),
+    r"has a weight_scale, .* given a norm": ({"norm": fg.ScaleShift(3)}, {"weights": "binary"}),
+    r"weight_noise=0.1\): give a noise": ({"weight_noise": 0.1}, {"weights": "binary"}),
+    r"need a scale for every output": ({"weights": "binary"}, {}),
+}
+
+
+@pytest.mark.parametrize("message", CHANGES)
+def test_options_that_are_changed_later_are_checked_too(message):
+    changes, options = CHANGES[message]
+    layer = fg.BinaryLinear(2, 3, **options)
+    net = fg.Sequential(layer, head=nn.Linear(3, 3))
+    for name, value in changes.items():
+        setattr(layer, name, value)
+    with pytest.raises(InputError, match=message):
+        net(torch.randn(1, 2), fg.CrossEntropy(torch.tensor([1])))
+    with pytest.raises(InputError, match=message):
+        layer(torch.randn(1, 2))
+
+
+def test_zeros_around_the_states_are_no_units_however_they_came_there():
+    """A module that pads and the convolution's own padding: the mean certainty is that of the units alone."""
+    torch.manual_seed(0)
+    first, second = fg.BinaryConv2d(1, 16, 3, noise=fg.Logistic(0.05)), fg.BinaryConv2d(16, 4, 3, weights="binary")
+    own = fg.BinaryConv2d(16, 4, 3, padding=3, weights="binary")
+    own.load_state_dict(second.state_dict())
+    head = nn.Linear(4 * 8 * 8, 3)
+    padded = fg.Sequential(first, nn.ZeroPad2d(3), second, nn.Flatten(), head=head).double()
+    net = fg.Sequential(first, own, nn.Flatten(), head=head).double()
+    x, objective = normal(4, 1, 6, 6), fg.CrossEntropy(torch.tensor([0, 1, 2, 1]))
+    z = [0.05 * normal(4, 16, 4, 4, seed=1), normal(4, 4, 8, 8, seed=2)]
+    found, expected = (gradients(n(x, objective, noise=z).sum(), n) for n in (padded, net))
+    assert_same(found["2.weight"], expected["1.weight"])
+
+
+@pytest.mark.parametrize("weights", ["real", "binary"])
+def test_vectorised_draws_differ_where_parameters_are_frozen(weights):
+    """Weights and states that no copied parameter goes into are drawn for each draw all the same."""
+    torch.manual_seed(0)
+    options = {"weights": weights, "weight_noise": fg.Logistic() if weights == "binary" else None}
+    net = fg.Sequential(fg.BinaryLinear(2, 90, **options), fg.BinaryLinear(90, 90, **options), head=nn.Linear(90, 3))
+    for layer in net.binary_layers:
+        layer.requires_grad_(False)
+    problem = Problem(net, torch.randn(2, 2), fg.CrossEntropy(torch.tensor([0, 1])))
+    draws = vectorised(problem, fg.ST(), 6, stream([1], torch.device("cpu")))
+    assert len(draws.unique(dim=0)) == 6
+    if weights == "binary":
+        for layer in net.binary_layers:
+            layer.bias.requires_grad_()
+        assert len(vectorised(problem, fg.ST(), 6, stream([1], torch.device("cpu"))).unique(dim=0)) == 6
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_one_example_without_a_batch_is_a_batch_of_one(binary):
+    layer = fg.BinaryLinear(4, 3, weights="binary").double()
+    x, z = states(1, 4), normal(1, 3)
+    for estimator in (paper_psa(), fg.ST()):
+        alone, batch = (
+            gradients(layer(t, estimator=estimator, noise=noise, binary=binary).sum(), layer)
+            for t, noise in ((x[0], z[0]), (x, z))
+        )
+        assert_same(alone, batch)
+
+
+def test_the_bound_of_copies_that_share_their_weights_is_not_that_of_exact_ones():
+    net = tiny((2,))
+    x, y = normal(3, 2), torch.tensor([0, 1, 2])
+    with pytest.raises(InputError, match=r"copies share .* binary weights.*Exact"):
+        fg.bounds.bound_losses(net, x, fg.CrossEntropy(y), 4, estimator=fg.Exact())
+    fg.bounds.bound_losses(net, x, fg.CrossEntropy(y), 4).sum().backward()
+    fg.bounds.bound_losses(net, x, fg.CrossEntropy(y), 1, estimator=fg.Exact()).sum().backward()
+
+
+@pytest.mark.parametrize("estimator", [fg.PSA(), fg.ST(), fg.HardST()], ids=name_of)
+def test_every_estimator_clips(estimator):
+    layer = fg.BinaryLinear(2, 3, weights="binary", weight_clip=0.5)
+    layer.weight_scale.data.fill_(0.1)
+    layer.weight.data.copy_(torch.tensor([[0.7, 0.3], [-0.7, -0.3], [0.4, -0.6]]))
+    net = fg.Sequential(layer, head=nn.Linear(3, 3))
+    net(torch.ones(1, 2), fg.CrossEntropy(torch.tensor([1])), estimator=estimator).sum().backward()
+    assert torch.equal(layer.weight.grad != 0, layer.weight.abs() <= 0.5)

@@ -98,10 +98,11 @@ class BinaryWeightMap(AffineMap):
             grad_x = self.inner.transposed(slopes * self._over_channels(self.scale), back.x)
         if not of_parameters:
             return grad_x, None, None, None, None
-        others = [dim for dim in range(slopes.dim()) if dim != self.inner.channel_dim % slopes.dim()]
-        grad_bias = None if self.bias is None else slopes.sum(others)
+        rows, sums = self.inner.rows(slopes), self.inner.rows(self.sums)
+        others = [dim for dim in range(rows.dim()) if dim != 1]
+        grad_bias = None if self.bias is None else rows.sum(others)
         # The sampled states' own sums, whatever a weight takes for its input: the mean is the same.
-        grad_scale = (slopes * self.sums).sum(others)
+        grad_scale = (rows * sums).sum(others)
         return grad_x, self.weight_gradient(back, slopes), grad_scale, grad_bias, None
 
     def _flip_gradients(self, back: Signal, *, of_x: bool, of_parameters: bool) -> tuple[Tensor | None, ...]:
@@ -188,19 +189,21 @@ class BinaryWeightMap(AffineMap):
         exact = back.exact or back.share is not None or self.inner.weight[0].numel() < LEAST_INPUTS
         if averaged and exact:
             return Meetings(alike=False)
-        certainty = self._certainty(x, back.inputs) if averaged else None
         # A state that is 0 is no unit. The smallest size tells in a fraction of the time that comparisons take.
-        if cannot_look() or (x.numel() > 0 and not bool(x.detach().abs().amin() > 0)):
+        zeros = cannot_look() or (x.numel() > 0 and not bool(x.detach().abs().amin() > 0))
+        certainty = self._certainty(x, back.inputs, zeros=zeros) if averaged else None
+        if zeros:
             return Meetings(False, certainty)
         geometry, padding = self.inner.geometry, self.inner.padding
         if padding is None or padding.value:
             return Meetings(True, certainty, None, all=geometry is None or geometry.padding == (0, 0))
         return Meetings(True, certainty, self.inner.seen(torch.ones_like(x[:1, :1])).to(self.inner.weight.dtype))
 
-    def _certainty(self, x: Tensor, averages: Tensor) -> Tensor:
-        """The mean of states times their averages in every example."""
+    def _certainty(self, x: Tensor, averages: Tensor, *, zeros: bool) -> Tensor:
+        """The mean of states times their averages over the units of every example; ``zeros`` among these are none."""
         units, averages = (self._rows(t.detach()).flatten(1) for t in (x, averages))
-        mean: Tensor = torch.linalg.vecdot(units, averages) / max(1, units.shape[1])
+        count = torch.linalg.vecdot(units, units).clamp(min=1) if zeros else max(1, units.shape[1])
+        mean: Tensor = torch.linalg.vecdot(units, averages) / count
         return mean
 
     def _size_of_a_flip(self, x: Tensor) -> Tensor | None:

@@ -80,13 +80,15 @@ def predictive(net: Sequential, x: Tensor) -> Tensor:
     """The exact predictive probabilities E_Z[p(y | x)], [B, K]; refusing as :func:`expected_loss`."""
 
     def of(weights: Weights) -> Tensor:
-        chain = _Chain.of(net.network(), x, weights)
+        chain = _Chain.of(network, inputs, weights)
         p = probabilities(chain.outputs)
         return torch.cat([chain.distribution(part) @ p for part in chain.inputs.split(chain.rows)])
 
     check_sequential(net, "exact")
+    network = net.network()
     with keeping_buffers(net), _full_precision(x):
-        return _over_weights(net.network(), of, lambda log_p, p: (log_p.exp()[:, None, None] * p).sum(0), len(x))
+        inputs = network.front(x)
+        return _over_weights(network, of, lambda log_p, p: (log_p.exp()[:, None, None] * p).sum(0), len(x))
 
 
 def _per_example(
@@ -107,14 +109,16 @@ def _per_example(
     network = net
 
     def of(weights: Weights) -> Tensor:
-        chain = _Chain.of(network, x, weights)
+        chain = _Chain.of(network, inputs, weights)
 
         def part(inputs: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
             # [2**n, b]
             f = evaluate(objective, outputs[:, None].expand(-1, len(inputs), -1))
             return combine(chain.distribution(inputs), f.t())
 
-        if len(x) <= chain.rows or not hasattr(objective, "select"):
+        # Configurations that are evaluated at once (vmap) are computed again as a whole.
+        vectorised = any(map(torch._C._functorch.is_batchedtensor, weights.values()))
+        if vectorised or len(x) <= chain.rows or not hasattr(objective, "select"):
             return part(chain.inputs, chain.outputs, objective)
         losses = []
         for i in range(0, len(x), chain.rows):
@@ -123,6 +127,8 @@ def _per_example(
         return torch.cat(losses)
 
     with _full_precision(x):
+        # Once, however many configurations of weights there are: modules in front may draw, or keep statistics.
+        inputs = network.front(x)
         return _over_weights(network, of, mix, len(x))
 
 
@@ -135,6 +141,13 @@ def _over_weights(
     drawn = [layer for layer in binary if layer.weight_noise is not None]
     if not drawn:
         return of(fixed)
+    for layer in drawn:
+        if net.binary_layers.count(layer) > 1:
+            raise InputError(
+                f"exact: {type(layer).__name__} stands in the network more than once and draws its weights anew each time, "
+                "which is not summed over; take weight_noise=None, give each place a layer of its own, or estimate with "
+                "flipgrad.bounds.expected_loss"
+            )
     sizes = [layer.weight.numel() for layer in drawn]
     if sum(sizes) >= WEIGHT_BUDGET.bit_length():
         most = WEIGHT_BUDGET.bit_length() - 1
@@ -151,11 +164,11 @@ def _over_weights(
     )
 
     def some(*weights: Tensor) -> Tensor:
-        return torch.vmap(lambda *one: of({**fixed, **dict(zip(drawn, one, strict=True))}))(*weights)
+        return torch.vmap(lambda *one: of({**fixed, **dict(zip(drawn, one, strict=True))}), randomness="different")(*weights)
 
     # A guess of the units of a layer, to bound memory.
     widest = max(min(12, len(layer.weight)) for layer in net.binary_layers)
-    count = max(1, NUMBERS_AT_ONCE // (examples * 2**widest))
+    count = max(1, NUMBERS_AT_ONCE // max(1, examples * 2**widest))
     chunks = zip(*(part.split(count) for part in every), strict=True)
     return mix(log_p, torch.cat([checkpoint(some, *chunk, use_reentrant=False) for chunk in chunks]))
 
@@ -197,10 +210,10 @@ class _Chain:
 
     @staticmethod
     def of(net: Network, x: Tensor, weights: Weights) -> _Chain:
+        """That of what the first binary layer sees, ``x``."""
         if not len(x):
             raise InputError("exact: the batch is empty; give at least one example")
         net.check_examples_alone("exact")
-        x = net.front(x)
         with torch.no_grad():
             _, states = _transitions(net.steps[:1], x[:1], weights)
         matrices, last = _transitions(net.steps[1:], states, weights)

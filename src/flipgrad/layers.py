@@ -3,7 +3,7 @@ r"""Binary layers: an affine map, injected noise, and a sign, :math:`x' = \mathr
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypeVar, final, get_args
+from typing import Any, ClassVar, Literal, TypeVar, final
 
 import torch
 from torch import Generator, Tensor, nn
@@ -48,9 +48,9 @@ class BinaryLayer(nn.Module, ABC):
         self.weights = weights
         self.weight_noise = weight_noise
         self.weight_clip = weight_clip
-        self._check_weights()
         own_scale = weights == "binary" and norm is None
         self.register_parameter("weight_scale", nn.Parameter(_first_scale(self.weight)) if own_scale else None)
+        self.check_weights()
         check_norm(norm, self.plain())
 
     @abstractmethod
@@ -90,10 +90,10 @@ class BinaryLayer(nn.Module, ABC):
         return weight if self.weight_scale is None else per_channel(weight, self.weight_scale)
 
     @final
-    def _check_weights(self) -> None:
-        """Refuse options of the weights that do not go together."""
+    def check_weights(self) -> None:
+        """Refuse options of the weights that do not go together; asked anew each time, as they may have been changed."""
         name = type(self).__name__
-        if self.weights not in get_args(WeightKind):
+        if self.weights not in ("real", "binary"):
             raise InputError(f"{name}(weights={self.weights!r}): choose 'real' or 'binary'")
         if self.weights == "real" and (self.weight_noise is not None or self.weight_clip is not None):
             raise InputError(f"{name}: weight_noise and weight_clip are options of weights='binary', these are real")
@@ -103,6 +103,12 @@ class BinaryLayer(nn.Module, ABC):
             raise InputError(f"{name}(weight_clip={self.weight_clip}): the limit must be positive, e.g. 1.0")
         if self.weight_clip is not None and self.weight_noise is not None:
             raise InputError(f"{name}: weight_clip is for weights that are not drawn; leave out it or weight_noise")
+        if self.weight_scale is not None and (self.weights == "real" or self.norm is not None):
+            why = "its weights became real" if self.weights == "real" else "it was given a norm, whose scale counts"
+            raise InputError(
+                f"{name} has a weight_scale, which would be ignored, as {why}: set layer.weight_scale = None, or make the "
+                "layer anew"
+            )
 
     @final
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
@@ -153,6 +159,7 @@ class BinaryLayer(nn.Module, ABC):
         if within is not None:
             return within(x)
         check_exportable()
+        self.check_weights()
         _check_local(estimator, type(self).__name__)
         drawn = fresh(generator or self.generator)
         if weight_noise is not None and self.weight_noise is None:

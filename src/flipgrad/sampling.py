@@ -55,13 +55,16 @@ def compiled_draws(draw: Draw, a: Tensor, count: int = 1) -> tuple[int, int] | N
     """
     if not library.usable(a):
         return None
+    # Under torch.func transforms the generator gives no number but a tensor for all draws, by their rules of randomness.
+    transformed = torch._C._functorch.maybe_current_level() is not None
     if isinstance(draw, Apart):
         draw = draw.units
     if isinstance(draw, Stream):
+        if transformed and not torch._C._functorch.is_batchedtensor(a):
+            # The same for all draws so far, as behind parameters that are frozen: compiled code would make one of them.
+            return None
         draw.count += count
         return draw.seed, draw.count - count + 1
-    # Under torch.func transforms the generator gives no number but a tensor for all draws, by their rules of randomness.
-    transformed = torch._C._functorch.maybe_current_level() is not None
     if not isinstance(draw, Fresh) or transformed or a.numel() * count < LEAST_COMPILED_DRAWS:
         return None
     return int(torch.randint(2**62, (), generator=draw.generator)), 0

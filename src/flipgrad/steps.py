@@ -161,6 +161,7 @@ def _chain(modules: Iterable[nn.Module], binary: bool) -> tuple[list[Step], list
     pending: list[nn.Module] = []
     for module in _flat(modules):
         if isinstance(module, BinaryLayer):
+            module.check_weights()
             if binary:
                 module.check_takes_states()
                 _check_foldable(pending, module)

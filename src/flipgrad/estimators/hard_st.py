@@ -34,5 +34,6 @@ class HardST(LocalEstimator):
         return call.sample(a) + (clamped - clamped.detach())
 
     def weights(self, call: WeightCall) -> Tensor:
-        clamped = call.latent.clamp(-1, 1)
+        limit = 1.0 if call.clip is None else min(1.0, call.clip)
+        clamped = call.latent.clamp(-limit, limit)
         return call.sample() + (clamped - clamped.detach())
