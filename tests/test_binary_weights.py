@@ -528,7 +528,8 @@ BAD = {
     r"options of weights='binary', these are real": {"weight_noise": fg.Logistic()},
     r"weight_clip are options of weights='binary'": {"weight_clip": 1.0},
     r"weight_noise=0.1\): give a noise, e.g. fg.Logistic\(0.1\)": {"weights": "binary", "weight_noise": 0.1},
-    r"weight_clip=-1.0\): the limit must be positive": {"weights": "binary", "weight_clip": -1.0},
+    r"weight_clip=-1.0\): the limit must be a positive number": {"weights": "binary", "weight_clip": -1.0},
+    r"weight_clip='a'\): the limit must be a positive number": {"weights": "binary", "weight_clip": "a"},
     r"weight_clip is for weights that are not drawn": {"weights": "binary", "weight_clip": 1.0, "weight_noise": fg.Normal()},
 }
 

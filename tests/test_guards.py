@@ -342,6 +342,26 @@ def test_a_checkpoint_that_draws_anew_is_an_error(kind):
             checkpointed.sum().backward()
 
 
+@pytest.mark.parametrize("weights", ["real", "binary"])
+def test_a_reentrant_checkpoint_that_draws_anew_is_an_error(weights):
+    """Of the whole network, whose gradient is right if it is of the same draw."""
+    options = {"weights": weights, "weight_noise": fg.Logistic(0.5)} if weights == "binary" else {}
+    net = fg.Sequential(fg.BinaryLinear(2, 3), fg.BinaryLinear(3, 3, **options), head=nn.Linear(3, 2))
+    x, objective = torch.randn(4, 2, requires_grad=True), fg.CrossEntropy(torch.tensor([0, 1, 1, 0]))
+
+    def losses(generator, **more):
+        return checkpoint(lambda x: net(x, objective, generator=generator), x, use_reentrant=True, **more)
+
+    for generator, preserve in ((torch.Generator(), True), (None, False)):
+        with pytest.raises(fg.InputError, match=r"would draw other noise than before: hand in no generator"):
+            losses(generator, preserve_rng_state=preserve).sum().backward()
+    torch.manual_seed(0)
+    losses(None).sum().backward()
+    found = {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
+    torch.manual_seed(0)
+    assert_same(found, gradients(net(x, objective).sum(), net))
+
+
 @pytest.mark.parametrize("kind", ["sequential", "by hand"])
 def test_a_checkpoint_of_the_same_draw_has_the_same_gradient(kind):
     net, losses, checkpointed, x = draws_again(kind, None)

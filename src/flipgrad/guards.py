@@ -13,6 +13,7 @@ from typing import Any, NoReturn, final
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
+from torch.utils.checkpoint import CheckpointFunction
 
 from flipgrad.errors import InputError
 
@@ -131,6 +132,24 @@ def check_not_checkpointed() -> None:
             "MuProp, REBAR, RELAX and DoubleCV cannot be checkpointed, as they differentiate inside: checkpoint real-valued "
             "modules only, or use another estimator"
         )
+
+
+def check_not_redrawn(generator: torch.Generator | None) -> None:
+    """Refuse to draw anew where ``torch.utils.checkpoint`` (reentrant) computes a part of a network again.
+
+    It puts back the state of torch's own generators, and that alone, unless it is told not to. Of another draw than the loss
+    the gradient would be wrong.
+    """
+    frame = None if capturing() else sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.backward.__code__:
+            if generator is not None or not frame.f_locals["ctx"].preserve_rng_state:
+                raise InputError(
+                    "the checkpoint computes a binary layer again, and would draw other noise than before: hand in no "
+                    "generator (torch's own is put back, with preserve_rng_state=True), hand in the noise itself, or do not checkpoint"
+                )
+            return
+        frame = frame.f_back
 
 
 def capturing() -> bool:

@@ -99,8 +99,8 @@ class BinaryLayer(nn.Module, ABC):
             raise InputError(f"{name}: weight_noise and weight_clip are options of weights='binary', these are real")
         if self.weight_noise is not None and not isinstance(self.weight_noise, Noise):
             raise InputError(f"{name}(weight_noise={self.weight_noise!r}): give a noise, e.g. fg.Logistic(0.1), or None")
-        if self.weight_clip is not None and not self.weight_clip > 0:
-            raise InputError(f"{name}(weight_clip={self.weight_clip}): the limit must be positive, e.g. 1.0")
+        if self.weight_clip is not None and not (isinstance(self.weight_clip, float | int) and self.weight_clip > 0):
+            raise InputError(f"{name}(weight_clip={self.weight_clip!r}): the limit must be a positive number, e.g. 1.0")
         if self.weight_clip is not None and self.weight_noise is not None:
             raise InputError(f"{name}: weight_clip is for weights that are not drawn; leave out it or weight_noise")
         if self.weight_scale is not None and (self.weights == "real" or self.norm is not None):

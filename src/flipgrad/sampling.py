@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from flipgrad.errors import InputError
+from flipgrad.guards import check_not_redrawn
 from flipgrad.native import library
 from flipgrad.noise import Noise, sign
 
@@ -83,6 +84,7 @@ class Fresh:
 
 def fresh(generator: Generator | None) -> Fresh:
     """A source of new noise."""
+    check_not_redrawn(generator)
     return Fresh(generator)
 
 
