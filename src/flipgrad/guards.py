@@ -146,7 +146,8 @@ def check_not_redrawn(generator: torch.Generator | None) -> None:
             if generator is not None or not frame.f_locals["ctx"].preserve_rng_state:
                 raise InputError(
                     "the checkpoint computes a binary layer again, and would draw other noise than before: hand in no "
-                    "generator (torch's own is put back, with preserve_rng_state=True), hand in the noise itself, or do not checkpoint"
+                    "generator (torch's own is put back, with preserve_rng_state=True), hand in the noise itself, or do not "
+                    "checkpoint"
                 )
             return
         frame = frame.f_back
