@@ -24,7 +24,7 @@ LAYERS = [
     ["affine", "binary_weights", "objectives"],
     ["norms", "contract"],
     ["record"],
-    ["layers"],
+    ["layers", "max_pooling"],
     ["steps"],
     ["network"],
     ["exact", "bounds", "summary"],

@@ -42,6 +42,10 @@ class StateDistribution:
         """log p(+1) / p(-1) of every state, given the layer's input."""
         return self.noise.log_odds(self.a)
 
+    def prior(self) -> Prior:
+        """What the layer that is given the states knows of them."""
+        return Prior((self,), self.log_odds)
+
 
 @final
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ class BinaryLayer(nn.Module, ABC):
             prior.read()
         call = LayerCall(self, x, binary, (), draw, prior)
         result = estimate(rule.visit(call), twice=rule.second_derivatives)
-        mark(result, call.distribution)
+        mark(result, call.distribution and call.distribution.prior())
         return result
 
 
