@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from flipgrad.contract import CERTAIN
 from flipgrad.errors import InputError
-from flipgrad.guards import check_exportable, refuse_scripting, uncompiled
+from flipgrad.guards import capturing, check_exportable, refuse_scripting, uncompiled
 from flipgrad.record import Record, mark
 
 
@@ -176,7 +176,7 @@ class MaxPool2d(nn.MaxPool2d):
 
         Without gradients nothing is known of an input.
         """
-        if torch.compiler.is_compiling():
+        if capturing():
             return
         right = x.detach().abs() <= 1 if known or not torch.is_grad_enabled() else x.detach().abs() == 1
         if not bool(right.all()):

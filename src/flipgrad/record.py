@@ -137,11 +137,12 @@ class Record:
             )
         operations = {_operation(node) for node in passed}
         plain = operations <= MOVING and set(self.between.values()) == {1}
-        if not plain and not self._is_one_to_one(dims):
+        shifted = relaxed and any(_shifts(node, self.between) for node in passed)
+        if not plain and (shifted or not self._is_one_to_one(dims)):
             raise InputError(
                 f"{layer} was handed states that are not each one unit of another layer: a unit stands there twice, or units "
-                "were added up or scaled, and a flip of one entry is then no flip of one unit. Hand every unit over once (a "
-                f"unit twice is the unit once with the sum of both weights){otherwise}"
+                "were added up, shifted or scaled, so that a flip of an entry is no flip of a unit. Hand every unit over once "
+                f"(a unit twice is the unit once with the sum of both weights){otherwise}"
             )
         if relaxed and not (plain and operations.isdisjoint(JOINING)):
             self._check_others(layer)
@@ -293,6 +294,11 @@ def _is_linear(node: Any, between: dict[Any, int]) -> bool:
         indices = [index for index in node._saved_indices if index is not None]
         return len(indices) == 1 and indices[0].dim() == 1 and indices[0].dtype != torch.bool
     return operation in MOVING or operation in LINEAR
+
+
+def _shifts(node: Any, between: dict[Any, int]) -> bool:
+    """Whether something that did not come from states is added to what did; of states, ±1, their values tell."""
+    return _operation(node) in {"Add", "Rsub", "Sub"} and not all(parent in between for parent, _ in node.next_functions)
 
 
 def _is_opaque(node: Any) -> bool:
