@@ -116,7 +116,8 @@ class MaxPool2d(nn.MaxPool2d):
     known, see :mod:`flipgrad.max_pooling`. Relaxed states and means are not replaced by their maximum, but by the
     continuation of it that is linear in every unit, which of the means of independent units gives the mean.
 
-    Of real values take ``nn.MaxPool2d``.
+    It is for states behind the last binary layer too, where torch's own would be accepted as a part of the head, and give its
+    gradient to one of several equal units. Of real values take ``nn.MaxPool2d``.
 
     Args:
         kernel_size, padding, ceil_mode: as for ``nn.MaxPool2d``. Padding is no unit.

@@ -11,6 +11,9 @@ That gradient is one of three, all unbiased:
   own, is enhanced. A head that is not linear, or that :class:`flipgrad.Concat` comes before, has no such form: its gradient
   is that of the sample.
 
+Behind max-pooling the head's units are the pooled ones: a unit of the layer that decides its window is the pooled one, and a flip
+of any other changes nothing.
+
 Flips are evaluated in chunks of bounded memory.
 """
 
