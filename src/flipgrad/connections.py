@@ -4,13 +4,14 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, Literal, final
 
+import torch
 from torch import Tensor, nn
 
-from flipgrad.affine import Affine, AffineMap, Padding, per_channel
+from flipgrad.affine import Affine, AffineMap, Padding, over_channels, per_channel
 from flipgrad.errors import InputError
 from flipgrad.flips import Geometry
 from flipgrad.noise import Noise, sign
-from flipgrad.norms import Norm, check_norm, normalised, scale_and_shift, uses_batch
+from flipgrad.norms import Norm, check_norm, normalise, normalised, scale_and_shift, uses_batch
 
 # What weights are: any numbers, or ±1 times a scale per output channel.
 WeightKind = Literal["real", "binary"]
@@ -64,6 +65,21 @@ class Connections(nn.Module, ABC):
         # Anew each time: a norm may have been replaced, by torch's converters for instance.
         check_norm(self.norm, plain)
         return normalised(plain, self.norm, self.weight_scale)
+
+    def scaled(self, sums: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the norm, or the scale of binary weights, makes of what :meth:`before_scale` gave, and that scale [out]."""
+        plain = self.plain()
+        check_norm(self.norm, plain)
+        if self.norm is not None or self.weight_scale is None:
+            return normalise(self.norm, sums, plain.channel_dim)
+        scale = over_channels(self.weight_scale, plain)
+        scaled = sums * scale if self.bias is None else torch.addcmul(over_channels(self.bias, plain), sums, scale)
+        return scaled, self.weight_scale.detach()
+
+    def before_scale(self, weight: Tensor | None = None) -> Affine:
+        """The map whose result :meth:`scaled` takes: :meth:`plain`, without a bias that comes after the scale."""
+        plain = self.plain((), weight)
+        return plain if self.weight_scale is None else replace(plain, bias=None)
 
     def effective_weight(self) -> Tensor:
         """The weight times its scale, which is what flips depend on; of ``BatchNorm``, that of eval mode.
