@@ -2,8 +2,8 @@ r"""Higher derivatives along a residual stream: what the flips of units need tha
 
 A stream adds up: :math:`h_k = h_{k-1} + A_k s_k` with states :math:`s_k = \mathrm{sign}(\alpha_k h_{k-1} + \beta_k - Z_k)`, so
 that a unit acts on every later layer. The path sample-analytic estimator over that graph would add up :math:`D_i m_j u_j` of
-the units j of all later layers, whose cost grows with the square of the depth. But a flip of unit i of layer k changes the stream
-by :math:`-2 s_i w` with the column w of :math:`A_k`, and polynomials in w separate:
+the units j of all later layers, whose cost grows with the square of the depth. But a flip of unit i of layer k changes the
+stream by :math:`-2 s_i w` with the column w of :math:`A_k`, and polynomials in w separate:
 
 .. math::
     H_m = \sum_{l > k} 2 \alpha_l^m F^{(m)}(a_l) u_l , \qquad

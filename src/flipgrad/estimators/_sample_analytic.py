@@ -122,6 +122,9 @@ class SampleAnalytic(LocalEstimator):
                 f"{name}(inputs={self.inputs!r}): a unit of a residual block acts on all later layers, and its posterior is "
                 "not known; use inputs='sampled' or 'auto'"
             )
+        if call.layer.prelu is not None:
+            # Behind that nothing of higher order is known.
+            return 1
         return 3 if capturing() else order_for(call.layer.branch, call.noise, self.tolerance)
 
     @final
