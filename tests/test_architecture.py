@@ -23,6 +23,7 @@ LAYERS = [
     ["pooling", "sampling"],
     ["affine", "binary_weights", "objectives"],
     ["norms", "contract"],
+    ["connections"],
     ["record"],
     ["layers"],
     ["steps"],

@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import torch
 
+from flipgrad.connections import WeightKind
 from flipgrad.data import AUGMENTATIONS, SOURCES, DataSet
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.estimators.names import for_training, is_user_estimator
 from flipgrad.guards import keeping_buffers
-from flipgrad.layers import WeightKind
 from flipgrad.network import Sequential, layers_with_binary_weights
 from flipgrad.noise import NOISES, Noise, noise_by_name
 from flipgrad.objectives import CrossEntropy

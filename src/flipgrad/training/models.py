@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from flipgrad import memory
+from flipgrad.connections import WeightKind
 from flipgrad.data import DataSet
 from flipgrad.errors import InputError
-from flipgrad.layers import BinaryConv2d, BinaryLinear, WeightKind
+from flipgrad.layers import BinaryConv2d, BinaryLinear
 from flipgrad.network import Sequential
 from flipgrad.noise import Noise
 from flipgrad.norms import ScaleShift
