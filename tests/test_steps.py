@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import flipgrad as fg
 from flipgrad.contract import Network
 from flipgrad.sampling import fresh
-from flipgrad.steps import Apply, Branch, Pool, Sample, network
+from flipgrad.steps import Apply, Branch, PoolStates, Sample, network
 
 
 def conv(**rest) -> fg.BinaryConv2d:
@@ -108,7 +108,7 @@ def test_allowed_between_and_applied_as_it_is(module):
 def test_max_pooling_is_a_step_also_before_the_head(module):
     first, second, flatten = conv(), conv(), nn.Flatten()
     net = planned([first, module, second, module, flatten])
-    assert net.steps == (Sample(first, (), False), Pool(module), Sample(second, (), True), Pool(module))
+    assert net.steps == (Sample(first, (), False), PoolStates(module), Sample(second, (), True), PoolStates(module))
     assert net.tail == (flatten,)
     assert net.steps[1].keeps_units
 
