@@ -100,7 +100,7 @@ def test_relaxed_states_may_be_differentiated_twice():
 
 # Small enough for a sum over all joint states; the number is that of the units that the head sees.
 SMALL = {
-    "head": ((2, 1, 3, 5), lambda: [fg.BinaryConv2d(1, 2, 2), nn.MaxPool2d(2), nn.Flatten()], 4),
+    "head": ((2, 1, 3, 4), lambda: [fg.BinaryConv2d(1, 2, 2), nn.MaxPool2d(2, ceil_mode=True), nn.Flatten()], 4),
     "padded head": (
         (2, 1, 3, 4),
         lambda: [fg.BinaryConv2d(1, 1, 1), nn.MaxPool2d((2, 3), padding=1, ceil_mode=True), nn.Flatten()],
@@ -262,6 +262,29 @@ def test_a_pooled_branch_is_psa_over_the_graph():
     # The units go to two places: their posterior is not known, and they are sampled.
     for rule in (paper_psa(exact=True), fg.PSA(inputs="auto", head="sampled", exact=True)):
         assert_same(gradients(net(x, objective, estimator=rule, noise=z).sum(), net), expected)
+
+
+@pytest.mark.parametrize("rule", [fg.PSA(exact=True), fg.ST(), fg.Tanh()], ids=["psa", "st", "tanh"])
+def test_states_of_real_numbers_are_pooled_as_those_of_a_layer(rule):
+    """A Sign is a convolution with the identity."""
+    x, objective = batch((3, 1, 6, 6))
+    front, last, head = randomized(nn.Conv2d(1, 2, 3)), randomized(fg.BinaryConv2d(2, 3, 2)), randomized(nn.Linear(3, 3))
+    same = fg.BinaryConv2d(2, 2, 1, bias=False).double()
+    nn.init.dirac_(same.weight)
+    results = []
+    for layer in (fg.Sign(), same):
+        net = fg.Sequential(front, layer, nn.MaxPool2d(2), last, nn.Flatten(), head=head)
+        loss = net(x, objective, estimator=rule, generator=torch.Generator().manual_seed(2)).sum()
+        parameters = [*front.parameters(), *last.parameters(), *head.parameters()]
+        results.append(torch.autograd.grad(loss, parameters))
+    assert_same(*results)
+    # By hand, too, and behind the last layer: the same loss with a linear head.
+    pool = fg.MaxPool2d(2)
+    by_hand = [
+        head(last(pool(layer(front(x), estimator=rule, noise=torch.zeros(1))), estimator=rule, noise=torch.zeros(1)).flatten(1))
+        for layer in (fg.Sign(), same)
+    ]
+    assert_same(*[torch.autograd.grad(objective(outputs).sum(), parameters) for outputs in by_hand])
 
 
 class Or(nn.Module):
@@ -623,7 +646,7 @@ def test_everything_else_that_a_network_does(tmp_path):
     net.load_state_dict(torch.load(tmp_path / "net.pt", weights_only=True))
 
 
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_by_hand_it_is_summed_up_and_exported_and_not_scripted():
     net, x, _ = pooled_net()
     rows = fg.summary(ByHand(net), x).rows
@@ -648,7 +671,7 @@ def test_a_step_compiles_into_one_graph():
     z = noise_like(chain(fg.Sequential(*modules[:3], nn.MaxPool2d(2), nn.Flatten(), head=net.head)), x)
 
     def step(x: Tensor, *z: Tensor) -> Tensor:
-        return net(x, objective, estimator=fg.PSA(), noise=list(z)).sum()
+        return net(x, objective, estimator=fg.PSA(inputs="mean"), noise=list(z)).sum()
 
     expected = gradients(step(x, *z), net)
     torch._dynamo.reset()
