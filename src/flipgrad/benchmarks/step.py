@@ -147,8 +147,8 @@ def residual_twin(norm: Callable[[int], Norm] = nn.BatchNorm2d, weights: WeightK
     blocks: list[nn.Module] = []
     before = first
     for now, kernel, stride in zip(channels, CIFAR_KERNELS[1:], CIFAR_STRIDES[1:], strict=True):
-        norms = {"norm": norm(before), "branch_norm": norm(now)}
-        blocks.append(ResidualConv2d(before, now, kernel, stride, bias=False, weights=weights, **norms))
+        options: dict[str, Any] = {"norm": norm(before), "branch_norm": norm(now), "weights": weights}
+        blocks.append(ResidualConv2d(before, now, kernel, stride, bias=False, **options))
         before = now
     front = nn.Conv2d(3, first, 3, padding=1, bias=False), nn.BatchNorm2d(first)
     return Sequential(*front, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head=nn.Linear(before, 10))
