@@ -128,7 +128,7 @@ class Record:
                     f"{layer} was handed states that went through {_name(node)}, which is not known to keep gradients right: "
                     "between binary layers only reshape, permute, slice, pad, concatenate states or change their sign. Move it "
                     "before the first binary layer or behind the last; in place of pooling, use fg.MaxPool2d, a stride, or "
-                    f"nn.AvgPool2d in fg.Sequential{otherwise}"
+                    f"nn.AvgPool2d in fg.Sequential; a residual stream is quantised first, fg.Sign(noise)(x){otherwise}"
                 )
         if len(self.sources) < sum(len(mark.sources) for mark in self._marks):
             raise InputError(
