@@ -374,7 +374,7 @@ def test_everything_else_that_networks_do() -> None:
     assert len(member.weight_noise) == 1
     rows = {row.name: row for row in fg.summary(net, x).rows}
     assert rows["2"].bits == 1
-    assert rows["2"].binary_operations == 8 * 4 * 4 * 9 * 2 * 2
+    assert rows["2"].binary_operations == 8 * 4 * 9 * 2 * 2
     assert rows["1"].float_operations == 0 or rows["1"].bits == 32
 
 
