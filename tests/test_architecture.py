@@ -26,7 +26,7 @@ LAYERS = [
     ["record"],
     ["layers"],
     ["steps"],
-    ["network"],
+    ["network", "graph"],
     ["exact", "bounds", "summary"],
     ["estimators"],
     ["data", "training", "plots", "gradeval"],

@@ -31,6 +31,7 @@ from flipgrad.estimators import (
     RunningBaseline,
     Tanh,
 )
+from flipgrad.graph import Graph
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear, use
 from flipgrad.network import Member, Sequential
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
@@ -44,7 +45,7 @@ __version__ = "0.1.0.dev0"
 # fmt: off
 __all__ = [  # noqa: RUF022
     # networks
-    "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "Member", "ScaleShift", "Sequential", "use",
+    "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "Graph", "Member", "ScaleShift", "Sequential", "use",
     # what it costs
     "LayerSummary", "Summary", "summary",
     # noise

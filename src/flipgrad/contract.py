@@ -134,6 +134,8 @@ class LayerCall:
         draw: gives Z for given pre-activations.
         prior: with which probabilities binary states ``x`` were drawn, if that is known.
         weight_rule: gives binary weights, where the layer has them.
+        check: in a graph written by hand, refuses an input that a local estimator would be wrong for, whose states are relaxed
+            (True) or ±1 (False).
         distribution: what the layer's own states were drawn from, after :meth:`sample`.
     """
 
@@ -144,6 +146,7 @@ class LayerCall:
     draw: Draw
     prior: Prior | None = None
     weight_rule: WeightRule = WeightCall.undefined
+    check: Callable[[bool], None] | None = None
     distribution: StateDistribution | None = field(default=None, init=False)
     _weight: Tensor | None = field(default=None, init=False)
     _affine: AffineMap | None = field(default=None, init=False)
@@ -190,6 +193,9 @@ Visit = Callable[[LayerCall], Tensor]
 class Step(ABC):
     """A part of a network that takes states and gives states: a binary layer, or what may stand between binary layers."""
 
+    # Whether it is a whole model written by hand, head included: what comes out are outputs, and no states.
+    by_hand: ClassVar[bool] = False
+
     @abstractmethod
     def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
         """The states after the step and their prior, of what comes in: states ``x`` and their prior, or real values.
@@ -201,6 +207,10 @@ class Step(ABC):
         """Its binary layers in the order of evaluation."""
         return ()
 
+    def check_examples_alone(self, who: str) -> None:
+        """Refuse, on behalf of ``who``, to mix the examples of a batch, as far as its layers do not tell; by default never."""
+        return
+
     @property
     def keeps_units(self) -> bool:
         """Whether the units that come in are among those that go out."""
@@ -211,6 +221,8 @@ class Step(ABC):
 @dataclass(frozen=True)
 class Network:
     """A stochastic binary network as estimators see it: :class:`flipgrad.Sequential` with the modules that it has now.
+
+    That of :class:`flipgrad.Graph` is a single step, and a head that hands the outputs on.
 
     Attributes:
         real: the real-valued modules in front.
@@ -228,6 +240,11 @@ class Network:
     def binary_layers(self) -> list[Any]:
         """The binary layers in the order of evaluation."""
         return [layer for step in self.steps for layer in step.layers()]
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether it is a model written by hand, of which only the binary layers are known."""
+        return any(step.by_hand for step in self.steps)
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of all its modules, each once."""
@@ -276,6 +293,8 @@ class Network:
                     "depend on each other; call net.eval() (or norm.eval() alone) to use the running statistics, or take "
                     "norm=fg.ScaleShift(channels)"
                 )
+        for step in self.steps:
+            step.check_examples_alone(who)
 
 
 def no_weight_rule(who: str) -> InputError:
@@ -361,6 +380,8 @@ class LocalEstimator(Estimator):
     @final
     def visit(self, call: LayerCall) -> Tensor:
         """The :meth:`states` of a layer, with its binary weights, if any, by :meth:`weights`."""
+        if call.check is not None:
+            call.check(self.relaxed_objective)
         call.weight_rule = self.weights
         return self.states(call)
 
@@ -373,6 +394,9 @@ class LocalEstimator(Estimator):
             return self.visit(call)
 
         states = net.run(net.front(batch.x), visit, batch.draw)
+        if net.by_hand:
+            # What is behind the last layers, or beside them, is not known, and differentiated in the ordinary way.
+            return evaluate(batch.objective, net.outputs(states))
         return self.head(net, calls[-1], states, batch.objective)
 
     def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:

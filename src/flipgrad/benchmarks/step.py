@@ -14,7 +14,7 @@ from flipgrad.benchmarks import rank_one
 from flipgrad.contract import Estimator
 from flipgrad.estimators import PSA, ST, Tanh
 from flipgrad.machine import fastest
-from flipgrad.network import Sequential
+from flipgrad.network import BinaryNetwork, Sequential
 from flipgrad.objectives import CrossEntropy, Objective
 from flipgrad.training.models import cifar_net
 
@@ -63,7 +63,7 @@ def photographs(batch: int, size: int = 32) -> tuple[Tensor, CrossEntropy]:
 
 
 def gradient(
-    net: Sequential, x: Tensor, objective: Objective, rule: Estimator, generator: Generator | None = None
+    net: BinaryNetwork, x: Tensor, objective: Objective, rule: Estimator, generator: Generator | None = None
 ) -> Callable[[], None]:
     """Forward and backward."""
 
@@ -75,7 +75,7 @@ def gradient(
 
 
 def update(
-    net: Sequential, x: Tensor, objective: Objective, rule: Estimator, optimizer: Optimizer | None = None
+    net: BinaryNetwork, x: Tensor, objective: Objective, rule: Estimator, optimizer: Optimizer | None = None
 ) -> Callable[[], None]:
     """Forward, backward and an update, by default of stochastic gradient descent with momentum."""
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, nesterov=True)
