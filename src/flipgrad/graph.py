@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flipgrad.contract import LayerCall, Network, Prior, Step, Visit
 from flipgrad.errors import InputError
-from flipgrad.guards import in_eval_mode, keeping_buffers
+from flipgrad.guards import in_eval_mode, keeping_buffers, run_uncompiled
 from flipgrad.layers import BinaryLayer, ModelRun, model_run
 from flipgrad.network import BinaryNetwork
 from flipgrad.sampling import Draw, Mirrored
@@ -114,13 +114,17 @@ class _WholeModel(Step):
     known: dict[int, bool]
 
     def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
+        if torch.compiler.is_dynamo_compiling():
+            raise InputError(
+                "fg.Graph cannot be one compiled graph: compile without fullgraph=True, and it runs as it is; or build "
+                "fg.Sequential, which compiles whole"
+            )
         if isinstance(draw, Mirrored):
             self.check_examples_alone("antithetic=True")
-        run = ModelRun(visit, draw, self.known)
-        outputs = _evaluated(self.model, x, run)
-        if len(run.evaluated) != len(self.order) or any(a is not b for a, b in zip(run.evaluated, self.order, strict=True)):
+        outputs, evaluated = _evaluated(self.model, x, visit, draw, self.known)
+        if [id(layer) for layer in evaluated] != [id(layer) for layer in self.order]:
             raise InputError(
-                f"Graph: the model evaluated its binary layers in the order {_names(self.model, run.evaluated)}, and "
+                f"Graph: the model evaluated its binary layers in the order {_names(self.model, evaluated)}, and "
                 f"{_names(self.model, self.order)} when fg.Graph(model, x) was made; which are evaluated must not depend on "
                 "data, mode or chance: make the Graph anew after a change, or train such a model with fg.use(model, estimator)"
             )
@@ -143,8 +147,12 @@ def _order(model: nn.Module, x: Tensor) -> tuple[tuple[str, ...], bool]:
         raise InputError(f"Graph: {type(model).__name__} has no binary layer; build it with fg.BinaryLinear or fg.BinaryConv2d")
     (_, of_two), (layers, of_three) = (_shapes(model, x[:1].expand(count, *x.shape[1:])) for count in (2, 3))
     names = {id(module): name for name, module in model.named_modules()}
-    if not layers:
-        raise InputError(f"Graph: {type(model).__name__} evaluates none of its binary layers; call them in its forward")
+    for name, module in model.named_modules():
+        if isinstance(module, BinaryLayer) and module not in layers:
+            raise InputError(
+                f"Graph: the model does not evaluate its binary layer {name!r}: call it in its forward, or take it out; "
+                "in a part that is compiled it cannot be seen: give that as it was before torch.compile"
+            )
     for layer in layers:
         if id(layer) not in names:
             raise InputError(
@@ -167,27 +175,31 @@ def _shapes(model: nn.Module, x: Tensor) -> tuple[list[nn.Module], list[tuple[in
         return call.sample(a)
 
     # Without noise, and without a random number of torch's generators.
-    run = ModelRun(visit, lambda noise, a: torch.zeros_like(a), {})
     devices = [x.device] if x.device.type == "cuda" else []
     with torch.random.fork_rng(devices), in_eval_mode(model), keeping_buffers(model):
-        _evaluated(model, x, run)
-    return run.evaluated, shapes
+        _, evaluated = _evaluated(model, x, visit, lambda noise, a: torch.zeros_like(a), {})
+    return evaluated, shapes
 
 
-def _evaluated(model: nn.Module, x: Tensor, run: ModelRun) -> Tensor:
-    """The model's outputs, with its layers as ``run`` says."""
-    token = model_run.set(run)
-    try:
-        outputs: Any = model(x)
-    finally:
-        model_run.reset(token)
+def _evaluated(model: nn.Module, x: Tensor, visit: Visit, draw: Draw, known: dict[int, bool]) -> tuple[Tensor, list[nn.Module]]:
+    """The model's outputs, and its layers in the order of their evaluation; see :class:`ModelRun`."""
+    evaluated: list[nn.Module] = []
+    outputs: Any = run_uncompiled(_called, model, x, visit, draw, known, evaluated)
     if not isinstance(outputs, Tensor) or outputs.dim() < 2 or len(outputs) != len(x):
         got = list(outputs.shape) if isinstance(outputs, Tensor) else brief(outputs)
         raise InputError(
             f"Graph: the model must map inputs {list(x.shape)} to outputs [{len(x)}, K], it gave {got}; one output still needs "
             "the last dimension: nn.Linear(n, 1)"
         )
-    return outputs
+    return outputs, evaluated
+
+
+def _called(model: nn.Module, x: Tensor, *run: Any) -> Any:
+    token = model_run.set(ModelRun(*run))
+    try:
+        return model(x)
+    finally:
+        model_run.reset(token)
 
 
 def _names(model: nn.Module, layers: Sequence[nn.Module]) -> str:

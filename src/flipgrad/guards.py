@@ -188,8 +188,13 @@ def cannot_look() -> bool:
 
 def hides_record(x: Tensor) -> bool:
     """Whether autograd recorded how ``x`` was computed behind ``torch.vmap``, where that cannot be read."""
+    # Torch cannot compile the question, and asks no transform while it compiles.
     inner = x
-    while x.grad_fn is None and torch._C._functorch.is_functorch_wrapped_tensor(inner):
+    while (
+        not torch.compiler.is_dynamo_compiling()
+        and x.grad_fn is None
+        and torch._C._functorch.is_functorch_wrapped_tensor(inner)
+    ):
         inner = torch._C._functorch.get_unwrapped(inner)
         if inner.grad_fn is not None:
             return True
@@ -212,14 +217,19 @@ def uncompiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     While a graph is compiled there is no record, and that is an error. Where the graph may have breaks, torch takes the error
     for one, and runs the functions around it as they are.
     """
-    global _without_compiler
     if torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled():
         raise InputError(
             "binary layers in a graph written by hand read autograd's record of their inputs, so they cannot be one compiled "
             "graph: compile without fullgraph=True, and they run as they are; or build fg.Sequential, which compiles whole"
         )
+    return run_uncompiled(function, *arguments) if torch.is_grad_enabled() else function(*arguments)
+
+
+def run_uncompiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """The ``function`` of ``arguments``, run as it is, with all that it calls."""
+    global _without_compiler
     # The compiler is slow to import, and nothing is compiled before it was.
-    if not torch.is_grad_enabled() or "torch._dynamo" not in sys.modules:
+    if "torch._dynamo" not in sys.modules:
         return function(*arguments)
     if _without_compiler is None:
         _without_compiler = torch.compiler.disable(lambda function, *arguments: function(*arguments))

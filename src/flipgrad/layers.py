@@ -44,7 +44,7 @@ class ModelRun:
         draw: the source of noise.
         known: of every evaluation, by its number, whether the input holds states, as an earlier run found: for runs whose
             record is hidden.
-        evaluated: the layers so far.
+        evaluated: the layers so far, each when it is evaluated.
         recording: whether autograd recorded when it began.
         checkpoint: the one that was at work when it began.
     """
@@ -52,7 +52,7 @@ class ModelRun:
     visit: Visit
     draw: Draw
     known: dict[int, bool]
-    evaluated: list[nn.Module] = field(default_factory=list)
+    evaluated: list[nn.Module]
     recording: bool = field(default_factory=torch.is_grad_enabled)
     checkpoint: object = field(default_factory=checkpoint_at_work)
 
@@ -201,7 +201,8 @@ class BinaryLayer(nn.Module, ABC):
             return within(x)
         check_exportable()
         self.check_weights()
-        run = model_run.get()
+        # Nothing is compiled inside of such a run.
+        run = None if torch.compiler.is_dynamo_compiling() else model_run.get()
         if run is not None:
             if any(option is not None for option in (estimator, generator, noise, weight_noise)):
                 raise InputError(
