@@ -434,6 +434,7 @@ def use(model: ModelT, estimator: LocalEstimator | None, *, generator: Generator
     Between binary layers states may be reshaped, permuted, sliced, padded with ±1, concatenated, or change their sign: from
     autograd's record every layer sees that each entry of its input is one unit. All else, max-pooling or a sum say, is refused
     by name. So is a unit that one input holds twice, whose copies would be flipped one at a time; it may go to many layers.
+    :class:`flipgrad.Graph` gives such a model the methods of ``Sequential``: predictions, members, initialisation, training.
     With ``inputs="posterior"`` or "rao-blackwell" it may go to one layer only, and not to the head besides. What autograd does
     not record (``detach``, ``torch.no_grad``, comparisons) is taken for constant, as everywhere in torch.
 
@@ -464,8 +465,8 @@ def _check_local(estimator: object, who: str) -> None:
     check_estimator(estimator)
     if not isinstance(estimator, LocalEstimator):
         raise InputError(
-            f"{who}: {type(estimator).__name__} needs the whole network; pass it to fg.Sequential: "
-            "net(x, objective, estimator=...)"
+            f"{who}: {type(estimator).__name__} needs the whole network; pass it to fg.Sequential, or to fg.Graph(model, x) of a "
+            "model written by hand: net(x, objective, estimator=...)"
         )
 
 
