@@ -307,7 +307,7 @@ def _check_estimator(config: TrainConfig, net: BinaryNetwork, data: DataSet) -> 
     latent = [layer.weight for layer in layers_with_binary_weights(net).values()]
     if not latent and not isinstance(net, Graph):
         return
-    train = data.train.to(net.binary_layers[0].weight.device)
+    train = data.train.to(next(net.parameters()).device)
     index = torch.arange(2, device=train.y.device)
     label, rule = for_training(config.estimator, len(train))
     with torch.enable_grad(), keeping_buffers(net):
