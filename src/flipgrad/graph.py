@@ -10,7 +10,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from flipgrad.contract import LayerCall, Network, Prior, Step, Visit
+from flipgrad.contract import Known, LayerCall, Network, Step, Visit
 from flipgrad.errors import InputError
 from flipgrad.guards import in_eval_mode, keeping_buffers, run_uncompiled
 from flipgrad.layers import BinaryLayer, ModelRun, model_run
@@ -113,7 +113,7 @@ class _WholeModel(Step):
     batch_first: bool
     known: dict[int, bool]
 
-    def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
+    def run(self, x: Tensor, known: Known, visit: Visit, draw: Draw) -> tuple[Tensor, Known]:
         if torch.compiler.is_dynamo_compiling():
             raise InputError(
                 "fg.Graph cannot be one compiled graph: compile without fullgraph=True, and it runs as it is; or build "
