@@ -55,7 +55,10 @@ def gradeval(
     noise: Annotated[str, typer.Option(help="Noise of the units: logistic, normal, laplace, uniform.")] = "logistic",
     epochs: Annotated[str, typer.Option(help="Epochs of the reference training to look at; 0 is before it.")] = "1,100,2000",
     model: Annotated[
-        str | None, typer.Option(help="Your own: package.module:function that returns (network, inputs, objective).")
+        str | None,
+        typer.Option(
+            help="Your own: package.module:function that returns (network, inputs, objective); it may be written by hand."
+        ),
     ] = None,
     reference: Annotated[
         str, typer.Option(help="The truth: exact, the name of an unbiased estimator, or auto (exact if possible).")

@@ -77,7 +77,7 @@ class TrainConfig:
         AUTO,
         PROBLEM,
         f"auto (the data set's own), {', '.join(MODELS)}, widths such as 200-200, or package.module:function, called with the "
-        "data set.",
+        "data set: your own, a flipgrad.Sequential or a model of binary layers written by hand.",
     )
     width: float = _option(1.0, PROBLEM, "Factor on the channels or units of our networks.")
     norm: str = _choice(PROBLEM, "Before every sign: none, batch (BatchNorm), affine (a learned scale and shift).", *NORMS)
