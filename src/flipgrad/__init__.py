@@ -31,6 +31,7 @@ from flipgrad.estimators import (
     RunningBaseline,
     Tanh,
 )
+from flipgrad.graph import Graph
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear, use
 from flipgrad.max_pooling import MaxPool2d
 from flipgrad.network import Member, Sequential
@@ -46,7 +47,7 @@ __version__ = "0.1.0.dev0"
 # fmt: off
 __all__ = [  # noqa: RUF022
     # networks
-    "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "MaxPool2d", "Member", "ScaleShift", "Sequential", "use",
+    "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "Graph", "MaxPool2d", "Member", "ScaleShift", "Sequential", "use",
     "Residual", "ResidualConv2d", "ResidualLinear", "Sign",
     # what it costs
     "LayerSummary", "Summary", "summary",

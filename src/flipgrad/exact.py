@@ -114,6 +114,11 @@ def _per_example(
     if not isinstance(net, Network):
         check_sequential(net, "exact")
         net = net.network()
+    if net.by_hand:
+        raise InputError(
+            "exact: the states of a model written by hand are not summed over, as only fg.Sequential tells which layers follow "
+            "one another; take another estimator, e.g. fg.PSA(), or an unbiased one, e.g. fg.DisARM()"
+        )
     network = net
 
     def of(weights: Weights) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flipgrad.contract import Batch, Estimator, LayerCall, Network, Visit
 from flipgrad.errors import InputError
-from flipgrad.estimators._head import check_head_alone, check_separable
+from flipgrad.estimators._head import can_compare, check_head_alone, check_separable, differs
 from flipgrad.guards import check_not_checkpointed
 from flipgrad.noise import Noise, Uniform, sign
 from flipgrad.objectives import check_alone, evaluate
@@ -63,10 +63,13 @@ class Path:
         last = net.run(inputs, visit, batch.draw)
         outputs = net.outputs(last)
         losses = evaluate(batch.objective, outputs)
+        calls, a, z, states = zip(*layers, strict=True)
         check_head_alone(net, last, outputs)
         check_alone(batch.objective, outputs, losses)
-        calls, a, z, states = zip(*layers, strict=True)
-        return Path(net, batch, inputs, calls, a, z, states, losses)
+        path = Path(net, batch, inputs, calls, a, z, states, losses)
+        if net.by_hand:
+            _check_model_alone(path, outputs)
+        return path
 
     @property
     def noises(self) -> list[Noise]:
@@ -162,6 +165,27 @@ class PathEstimator(Estimator):
     def extra(self, path: Path) -> Tensor | None:
         """A term [B] of value 0 whose gradient trains the estimator's own parameters; asked for after :meth:`gradients`."""
         return None
+
+
+@torch.no_grad()
+def _check_model_alone(path: Path, outputs: Tensor) -> None:
+    """Refuse a model written by hand that gives an example other values alone than in the batch, on the same ``path``."""
+    net, x = path.net, path.batch.x
+    if not can_compare(net.head, x):
+        return
+    known, mixing = iter(zip(path.a, path.states, strict=True)), []
+
+    def visit(call: LayerCall) -> Tensor:
+        a, states = next(known)
+        mixing.append(differs(call.affine(call.x), a))
+        return states[:1]
+
+    alone = net.outputs(net.run(net.front(x[:1]), visit, path.batch.draw))
+    if any(mixing) or differs(alone, outputs):
+        raise InputError(
+            "an estimator that looks at sampled paths needs examples that do not depend on each other, and the model gives an "
+            "example other values alone than in the batch, or draws at random; change it, or use one such as fg.PSA()"
+        )
 
 
 def per_example(values: Tensor, like: Tensor) -> Tensor:

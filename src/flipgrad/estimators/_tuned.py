@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from flipgrad.contract import Batch
 from flipgrad.errors import InputError
 from flipgrad.estimators._paths import Path, PathEstimator
-from flipgrad.network import Sequential, check_sequential
+from flipgrad.network import BinaryNetwork, check_network
 from flipgrad.objectives import Objective
 from flipgrad.sampling import fresh
 
@@ -66,7 +66,9 @@ class TunedEstimator(PathEstimator, nn.Module):
 
     @final
     @torch.enable_grad()
-    def variance_loss(self, net: Sequential, x: Tensor, objective: Objective, *, generator: Generator | None = None) -> Tensor:
+    def variance_loss(
+        self, net: BinaryNetwork, x: Tensor, objective: Objective, *, generator: Generator | None = None
+    ) -> Tensor:
         """One draw of the estimate's squared length, whose gradient trains the estimator's own parameters.
 
         The length is that of the gradient in all pre-activations; its mean is their total variance plus a constant. Going
@@ -84,7 +86,7 @@ class TunedEstimator(PathEstimator, nn.Module):
         name = f"{type(self).__name__}.variance_loss"
         if not any(parameter.requires_grad for parameter in self.parameters()):
             raise InputError(f"{name}: every parameter of the estimator is frozen; call requires_grad_() on some")
-        check_sequential(net, name)
+        check_network(net, name)
         square, carrier = self._learn(self.estimate(Path.sample(net.network(), Batch(x, objective, fresh(generator)))))
         return square + carrier
 

@@ -16,7 +16,7 @@ from flipgrad.bounds import bound_losses, mean_losses
 from flipgrad.data import AUGMENTATIONS, DataSet, Split
 from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
-from flipgrad.network import Sequential, parameters_by_layer, sample_weight_noise
+from flipgrad.network import BinaryNetwork, parameters_by_layer, sample_weight_noise
 from flipgrad.objectives import CrossEntropy, Objective, SoftCrossEntropy
 from flipgrad.training.config import TrainConfig, augmentation
 from flipgrad.training.metrics import Evaluation, changed_signs, evaluate, weight_signs
@@ -83,7 +83,7 @@ class Trainer:
         updates_done: how many updates of the current one.
     """
 
-    def __init__(self, config: TrainConfig, net: Sequential, data: DataSet, processes: Processes | None = None) -> None:
+    def __init__(self, config: TrainConfig, net: BinaryNetwork, data: DataSet, processes: Processes | None = None) -> None:
         self.config, self.net, self.data = config, net, data
         self._processes = processes or Processes(config.device)
         self._device = self._processes.device
