@@ -226,8 +226,8 @@ class _BoundOfDraws(_ManyDraws):
             # What other weights would do to one copy they would do to all, whose losses are taken for known here.
             raise InputError(
                 "bound_losses: the copies share one draw of the binary weights, which "
-                f"{type(rule).__name__} takes for random in each copy alone; use fg.PSA() or fg.ST(), weight_noise=None, or, in "
-                "small networks, flipgrad.exact.marginal_loss"
+                f"{type(rule).__name__} takes for random in each copy alone; use fg.PSA() or fg.ST(), weight_noise=None, or "
+                "flipgrad.exact.marginal_loss"
             )
         # An estimator evaluates its objective first at the path that it samples (or relaxes). The losses found there are what
         # all later evaluations, at flips or on other continuations of a copy, take the other copies' losses to be.

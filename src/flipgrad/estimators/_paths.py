@@ -5,8 +5,8 @@ backpropagation carries it on to the parameters, and to real-valued modules in f
 
 Binary weights that are drawn are one more set of binary variables before each layer, with the latent weights in place of the
 pre-activations. All examples share them, and all continuations of a path, but for the one set that is changed. An estimate for
-them is made of numbers for every example times directions that are the same for all, so that nothing is as large as the examples
-times the weights.
+them is made of numbers for every example times directions that are the same for all, so that nothing is as large as examples
+times weights.
 """
 
 from __future__ import annotations
