@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
@@ -293,16 +294,15 @@ class PathEstimator(Estimator):
     def gradient(self, path: Path, k: int) -> Tensor:
         """That of layer ``k``, from 0; by default the sum of the :meth:`products`."""
         units = path.units(k)
-        terms = [per_example(numbers, units.a) * direction for numbers, direction in self.products(units)]
-        return torch.stack(terms).sum(0)
+        return reduce(torch.add, (per_example(numbers, units.a) * direction for numbers, direction in self.products(units)))
 
     def weight_term(self, path: Path) -> Tensor:
         """A term [B] of value 0: its gradient is the estimate for each example's expected loss in all latent weights.
 
         By default made of the :meth:`products`.
         """
-        terms = [numbers.detach() * w.carry(direction) for w in path.weights for numbers, direction in self.products(w)]
-        return torch.stack(terms).sum(0)
+        terms = (numbers.detach() * w.carry(direction) for w in path.weights for numbers, direction in self.products(w))
+        return reduce(torch.add, terms)
 
     def products(self, variables: Variables) -> Products:
         """The estimate for a set of binary variables: numbers [B], each times a direction like the variables' ``a``."""
@@ -310,8 +310,8 @@ class PathEstimator(Estimator):
         if variables.shared:
             raise _no_weights(name, "it has a gradient in units alone; write products(variables), for both")
         raise InputError(
-            f"{name} has no gradient: write gradient(path, k), for one layer's units, gradients(path), for those of all, or "
-            "products(variables), for units and binary weights"
+            f"{name} has no gradient: write gradient(path, k), for one layer, or gradients(path), for all; or "
+            "products(variables), for units and binary weights alike"
         )
 
     def extra(self, path: Path) -> Tensor | None:
