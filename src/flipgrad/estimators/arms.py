@@ -61,8 +61,9 @@ class ARMS(PathEstimator):
         states = torch.where(u < q, -common, common)
         f = torch.stack([variables.tail(x) for x in states])
         advantage = (f - f.mean(0)) / (self.samples - 1)
+        correction = 1 / (1 - correlation(q, self.samples))
         for numbers, x in zip(advantage, states, strict=True):
-            yield numbers, noise.score(x, a) / (1 - correlation(q, self.samples))
+            yield numbers, noise.score(x, a) * correction
 
 
 def correlation(q: Tensor, samples: int) -> Tensor:
