@@ -133,6 +133,21 @@ def test_exact_sums_over_weights(weight_noise, noise, norm):
     assert_same(loss, expected)
 
 
+def test_exact_sums_over_the_weights_of_residual_blocks():
+    block = fg.ResidualLinear(2, 2, norm=fg.ScaleShift(2), weights="binary", weight_noise=fg.Normal(0.9))
+    net = randomized(fg.Sequential(block, fg.Sign(), head=nn.Linear(2, 3)))
+    x, objective = normal(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 2]))
+    found, twin, expected = fg.exact.expected_loss(net, x, objective), copy.deepcopy(net), 0.0
+    twin[0].branch.weight_noise = None
+    for signs in enumerate_states((2, 2), x):
+        twin[0].branch.weight.data.copy_(signs)
+        p = block.weight_noise.log_prob(signs, block.weight).sum().exp()
+        expected = expected + p * fg.exact.expected_loss(twin, x, objective).detach()
+    assert_same(found, expected)
+    (gradient,) = torch.autograd.grad(found.sum(), [block.branch.weight])
+    assert_same(gradient, torch.autograd.grad(expected.sum(), [block.branch.weight])[0])
+
+
 def test_exact_says_how_many_drawn_weights_fit():
     net = tiny((3, 4))
     with pytest.raises(InputError, match=r"18 binary weights are drawn.*up to 14 drawn weights fit"):

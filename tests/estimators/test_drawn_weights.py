@@ -34,11 +34,10 @@ def estimator(kind, *problem) -> fg.PathEstimator:
     return kind(perfect_baseline(*problem)) if kind is fg.REINFORCE and problem else kind()
 
 
-def problem(seed: int = 0) -> tuple[fg.Sequential, Tensor, fg.CrossEntropy]:
-    """Branches, a convolution with groups and padding, a norm, a scale, and a layer with real weights; 5 examples."""
-    torch.manual_seed(seed)
+def branches() -> list[nn.Module]:
+    """A convolution with groups and padding, a norm, a scale, branches, and a layer with real weights."""
     options = {"weights": "binary", "weight_noise": fg.Normal(0.9)}
-    net = fg.Sequential(
+    return [
         nn.Conv2d(1, 2, 3, padding=1),
         fg.BinaryConv2d(2, 4, 2, groups=2, padding=1, **options),
         nn.AvgPool2d(2),
@@ -46,11 +45,33 @@ def problem(seed: int = 0) -> tuple[fg.Sequential, Tensor, fg.CrossEntropy]:
         nn.Flatten(),
         fg.Concat(nn.Identity(), fg.BinaryLinear(2, 3, **options), fg.BinaryLinear(2, 2)),
         fg.BinaryLinear(7, 3, noise=fg.Normal(), **options),
-        head=nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)),
-    ).double()
+    ]
+
+
+def stream() -> list[nn.Module]:
+    """Residual blocks, whose weights act on the stream behind their states."""
+    options = {"weights": "binary", "weight_noise": fg.Normal(0.9)}
+    return [
+        fg.ResidualConv2d(1, 2, 3, padding=1, norm=fg.ScaleShift(1), **options),
+        fg.ResidualConv2d(2, 2, 3, padding=1, branch_norm=fg.ScaleShift(2), **options),
+        nn.AvgPool2d(3),
+        nn.Flatten(),
+        fg.ResidualLinear(2, 2, noise=fg.Normal(), prelu=True),
+        fg.Sign(),
+        fg.BinaryLinear(2, 3, **options),
+    ]
+
+
+BODIES = pytest.mark.parametrize("body", [branches, stream], ids=lambda body: body.__name__)
+
+
+def problem(body=branches) -> tuple[fg.Sequential, Tensor, fg.CrossEntropy]:
+    """Layers with drawn weights, and a head that is not linear, in float64; 5 examples."""
+    torch.manual_seed(0)
+    net = fg.Sequential(*body(), head=nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))).double()
     for name, parameter in net.named_parameters():
         nn.init.normal_(parameter, 1.0 if "scale" in name else 0.0, 0.2 if parameter.dim() == 1 else 0.8)
-    return net, normal(5, 1, 3, 3, seed=seed), fg.CrossEntropy(torch.tensor([0, 1, 2, 1, 0]))
+    return net, normal(5, 1, 3, 3), fg.CrossEntropy(torch.tensor([0, 1, 2, 1, 0]))
 
 
 def drawing(net: fg.Sequential) -> list[fg.BinaryLayer]:
@@ -109,10 +130,11 @@ def test_each_loss_has_the_gradient_of_its_own_example(kind):
             assert torch.equal(g, expected if b == 2 else torch.zeros_like(g))
 
 
+@BODIES
 @pytest.mark.parametrize("kind", [fg.ARM, fg.DisARM], ids=lambda kind: kind.__name__)
-def test_antithetic_estimators_are_their_formula(kind):
+def test_antithetic_estimators_are_their_formula(kind, body):
     """With the units' noise at its median, so that continuations depend on the weights alone."""
-    net, x, objective = problem()
+    net, x, objective = problem(body)
     z, still = a_draw(net, x)[1], Apart(lambda noise, a: torch.zeros_like(a), fresh(None))
     signs = [sign(layer.weight.detach() - noise) for layer, noise in zip(drawing(net), z, strict=True)]
     units = [torch.zeros((), dtype=x.dtype)] * len(net.binary_layers)
@@ -132,8 +154,9 @@ def test_antithetic_estimators_are_their_formula(kind):
     assert any(bool(g.any()) for g in found)
 
 
-def test_reinforce_is_its_formula():
-    net, x, objective = problem()
+@BODIES
+def test_reinforce_is_its_formula(body):
+    net, x, objective = problem(body)
     units, z = a_draw(net, x)
     signs = [sign(layer.weight.detach() - noise) for layer, noise in zip(drawing(net), z, strict=True)]
     f, counts = losses_at(net, x, objective, units, signs), torch.arange(1.0, 6, dtype=x.dtype)
@@ -144,9 +167,10 @@ def test_reinforce_is_its_formula():
         assert_same(gradient, ((f - 0.25) @ counts) * layer.weight_noise.score(w, layer.weight.detach()))
 
 
-def test_leg_is_its_formula():
+@BODIES
+def test_leg_is_its_formula(body):
     """Every weight flipped in turn in an ordinary pass, for the whole batch, with all noise as it was."""
-    net, x, objective = problem()
+    net, x, objective = problem(body)
     units, z = a_draw(net, x)
     signs = [sign(layer.weight.detach() - noise) for layer, noise in zip(drawing(net), z, strict=True)]
     f, counts = losses_at(net, x, objective, units, signs), torch.arange(1.0, 6, dtype=x.dtype)
@@ -161,9 +185,10 @@ def test_leg_is_its_formula():
         assert_same(gradient, layer.weight_noise.pdf(layer.weight.detach()) * expected.view_as(gradient))
 
 
-def test_continuations_keep_the_weights_of_the_path():
+@BODIES
+def test_continuations_keep_the_weights_of_the_path(body):
     """With all the units' noise at its median a continuation with nothing changed is the path itself."""
-    net, x, objective = problem()
+    net, x, objective = problem(body)
 
     still = Apart(lambda noise, a: torch.zeros_like(a), fresh(None))
     path = Path.sample(net.network(), Batch(x, objective, still))
@@ -171,7 +196,7 @@ def test_continuations_keep_the_weights_of_the_path():
         assert_same(path.tail(k, path.states[k]), path.losses.detach())
         assert_same(path.replayed(k, path.states[k][None])[0], path.losses.detach())
         assert_same(path.continued(k, path.states[k], lambda call: sign(call.affine(call.x))), path.losses.detach())
-    assert [weights.k for weights in path.weights] == [0, 1, 2, 4]
+    assert [weights.k for weights in path.weights] == ([0, 1, 2, 4] if body is branches else [0, 1, 4])
     for weights in path.weights:
         assert_same(weights.tail(weights.states), path.losses.detach())
         assert_same(weights.replayed(weights.states[None])[0], path.losses.detach())

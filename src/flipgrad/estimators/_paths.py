@@ -91,6 +91,7 @@ class Path:
                 return drawn[0].signs
 
             call.weight_rule = signs
+            call.binary_weights()
             a = call.affine(call.x)
             z = call.draw(call.noise, a.detach())
             states = sign(a.detach() - z)
@@ -181,11 +182,10 @@ class Path:
 
         def replay(call: LayerCall) -> Tensor:
             states, weights = next(given, None), next(remaining)
-            if states is not None:
-                return states
             if weights is not None:
+                # Where the states are known, too: what a residual block adds to the stream is made of both.
                 call.weight_rule = lambda _: weights
-            return visit(call)
+            return visit(call) if states is None else states
 
         return self.net.outputs(self.net.run(inputs, replay, self.batch.draw))
 
