@@ -278,5 +278,6 @@ def _check_states(x: Tensor, layer: str, *, relaxed: bool) -> None:
     raise InputError(
         f"{layer} was handed {kind} (for example {wrong:g}): binary layers take each other's states as they "
         "are. Reshape, slice or concatenate them; do not scale, add or activate them, nor mix them with real values (a sum of "
-        "two states is the concatenation with the weight twice, an average pooling belongs into fg.Sequential)"
+        "two states is the concatenation with the weight twice, an average pooling belongs into fg.Sequential). To make states "
+        "of real numbers, such as a residual stream, quantise them: fg.Sign(noise)(x)"
     )

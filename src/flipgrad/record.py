@@ -115,7 +115,8 @@ class Record:
                     f"{layer} was handed states that went through {_name(node)}, which is not known to keep gradients right: "
                     "between binary layers only reshape, permute, slice, pad, concatenate states or change their sign. Move it "
                     "before the first binary layer or behind the last; in place of pooling, use a stride, or nn.AvgPool2d in "
-                    "fg.Sequential; layer(x, binary=False) takes the ordinary derivative there"
+                    "fg.Sequential; a residual stream is quantised first, fg.Sign(noise)(x); layer(x, binary=False) takes the "
+                    "ordinary derivative there"
                 )
         operations = {_operation(node) for node in passed}
         plain = operations <= MOVING and set(self.between.values()) == {1}

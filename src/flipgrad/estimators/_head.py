@@ -107,7 +107,7 @@ def stream_losses(
         if capturing() or float(moved.abs().amax()) > tolerance:
             beyond = _beyond_ordinary(part, share, moved, states, outputs.detach(), objective)
             losses = losses + ((part.states - states) * beyond).flatten(1).sum(1)
-        share = part.shortcut(share)
+        share = part.shortcut(share).detach()
     return losses
 
 
