@@ -30,6 +30,7 @@ from flipgrad.estimators import (
     PathEstimator,
     RunningBaseline,
     Tanh,
+    Variables,
 )
 from flipgrad.graph import Graph
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear, use
@@ -60,7 +61,7 @@ __all__ = [  # noqa: RUF022
     "LEG", "REINFORCE", "DisARM", "MuProp",
     "ConstantBaseline", "LearnedBaseline", "RunningBaseline",
     "ADF", "Concrete", "GumbelRao", "HardST", "LocalReparam", "Tanh", "ZGR",
-    "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator", "Path", "PathEstimator",
+    "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator", "Path", "PathEstimator", "Variables",
     # modules
     "bounds", "estimators", "exact", "flips", "gradeval",
     # errors

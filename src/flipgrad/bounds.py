@@ -16,7 +16,7 @@ from typing import cast, final
 import torch
 from torch import Generator, Tensor, nn
 
-from flipgrad.contract import Batch, Estimator, Network, check_estimator
+from flipgrad.contract import Batch, Estimator, LocalEstimator, Network, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.guards import keeping_buffers
 from flipgrad.network import BinaryNetwork, check_network
@@ -221,10 +221,12 @@ class _BoundOfDraws(_ManyDraws):
     """What :func:`bound_losses` asks of a network."""
 
     def _losses(self, net: Network, rule: Estimator, copies: Batch, shape: tuple[int, int]) -> Tensor:
-        if not rule.passes(1) and any(layer.weight_noise is not None for layer in net.binary_layers):
+        drawn = any(layer.weight_noise is not None for layer in net.binary_layers)
+        if drawn and not isinstance(rule, LocalEstimator):
+            # What other weights would do to one copy they would do to all, whose losses are taken for known here.
             raise InputError(
                 "bound_losses: the copies share one draw of the binary weights, which "
-                f"{type(rule).__name__} sums over for each alone; use another estimator, weight_noise=None, or "
+                f"{type(rule).__name__} takes for random in each copy alone; use fg.PSA() or fg.ST(), weight_noise=None, or "
                 "flipgrad.exact.marginal_loss"
             )
         # An estimator evaluates its objective first at the path that it samples (or relaxes). The losses found there are what

@@ -305,12 +305,6 @@ class Network:
         half = outputs.dtype in (torch.bfloat16, torch.float16)
         return outputs.float() if half or torch.is_autocast_enabled(outputs.device.type) else outputs
 
-    def check_real_weights(self, who: str) -> None:
-        """Refuse, on behalf of ``who``, binary weights."""
-        for layer in self.binary_layers:
-            if layer.weights == "binary":
-                raise no_weight_rule(who)
-
     def check_no_stream(self, who: str, advice: str) -> None:
         """Refuse, on behalf of ``who``, residual blocks."""
         if self.streams:

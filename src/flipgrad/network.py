@@ -180,8 +180,8 @@ class Sequential(BinaryNetwork):
     Before the first binary layer any modules may stand; their output is real-valued and never flipped. Between binary layers
     only what keeps the estimators right: reshaping, padding with 0 or ±1, average pooling (folded into the next layer's
     weight for flips), max-pooling whose windows do not overlap (see :mod:`flipgrad.max_pooling`) and concatenation
-    (:class:`flipgrad.Concat`). Residual blocks (:class:`flipgrad.Residual`) stand behind real-valued modules and each other. The
-    rest is refused by name. An empty batch gives an empty result.
+    (:class:`flipgrad.Concat`). Residual blocks (:class:`flipgrad.Residual`) stand behind real-valued modules and each other.
+    The rest is refused by name. An empty batch gives an empty result.
 
     Args:
         modules: the layers in order.

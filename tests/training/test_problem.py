@@ -129,7 +129,8 @@ def test_bad_data_is_refused(options, message):
             {"weights": "binary", "model": "50"},
             "the only binary layer has real-valued inputs.*give more layers, e.g. 50-50, or",
         ),
-        ({"weights": "binary", "estimator": "arm"}, "ARM has no rule for binary weights: use fg.PSA"),
+        ({"weights": "binary", "estimator": "arm"}, "ARM takes binary weights for random .* weight_noise, e.g. .*fg.PSA"),
+        ({"weights": "binary", "estimator": "muprop", "weight_noise": "logistic"}, "MuProp has no rule for binary weights"),
         (
             {"weights": "binary", "estimator": "tanh"},
             "Tanh relaxes the distribution of binary weights, and these are not drawn",

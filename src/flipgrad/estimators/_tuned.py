@@ -30,10 +30,11 @@ class TunedEstimator(PathEstimator, nn.Module):
     They are trained along: after going backward through the batch's mean loss their gradient is that of the estimate's
     squared length (:meth:`variance_loss`, from the same draw), times PACE and divided by a running average of that square
     (or by the draw's own, where it is larger), so that a learning rate means the same for losses of any size.
-    Frozen, ``requires_grad_(False)``, they cost nothing.
+    Frozen, ``requires_grad_(False)``, they cost nothing. Binary weights, which all examples share, are refused.
     """
 
     unbiased = True
+    units_only = "its control variate is differentiated in every weight for each example"
     level: Tensor
 
     def __init__(self) -> None:
@@ -87,7 +88,9 @@ class TunedEstimator(PathEstimator, nn.Module):
         if not any(parameter.requires_grad for parameter in self.parameters()):
             raise InputError(f"{name}: every parameter of the estimator is frozen; call requires_grad_() on some")
         check_network(net, name)
-        square, carrier = self._learn(self.estimate(Path.sample(net.network(), Batch(x, objective, fresh(generator)))))
+        network = net.network()
+        self.check_weights(network)
+        square, carrier = self._learn(self.estimate(Path.sample(network, Batch(x, objective, fresh(generator)))))
         return square + carrier
 
     def _learn(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -161,7 +161,8 @@ def evaluate(
         seed: the same seed gives the same draws.
         reference: what estimates are compared with. "auto" is the exact gradient where the network is small enough or has
             binary weights, else, and of models written by hand, the mean of many draws of DisARM, with its standard error in
-            the result; ``fg.Exact()`` insists on the exact one; an unbiased estimator is drawn from.
+            the result; ``fg.Exact()`` insists on the exact one; an unbiased estimator is drawn from. Of binary weights that are
+            drawn such estimates are noisy: ``fg.LEG()`` is the least so, and takes a pass for every weight.
         reference_samples: draws of the reference; by default 100 times ``samples``.
         workers: threads that draw side by side; by default one for every core. The result does not depend on it.
         report: called with what is at hand and the number of new draws, for a progress bar.
@@ -249,9 +250,7 @@ def _measure(
 def _reference(
     problem: Problem, choice: Estimator | Literal["auto"], draws: int, seed: int, workers: int, tell: Report
 ) -> Reference:
-    # Nothing else is unbiased in binary weights: networks too large for the exact gradient are refused with what would fit.
-    must_be_exact = isinstance(choice, Exact) or (choice == "auto" and bool(layers_with_binary_weights(problem.net)))
-    if must_be_exact or (choice == "auto" and _can_be_exact(problem)):
+    if isinstance(choice, Exact) or (choice == "auto" and (_must_be_exact(problem) or _can_be_exact(problem))):
         loss = exact.expected_loss(problem.net.network(), problem.x, problem.objective).mean()
         gradient = whole_gradient(loss, problem.parameters()).double().cpu()
         check_finite(gradient[None], problem.layers(), "Exact")
@@ -276,14 +275,34 @@ def _reference(
     return reference
 
 
+def _must_be_exact(problem: Problem) -> bool:
+    """Whether there are binary weights; networks of them that are too large for the exact gradient are refused.
+
+    Where weights are not drawn nothing else has their gradient, 0; where they are, most numbers of draws would end in noise.
+    """
+    binary = layers_with_binary_weights(problem.net).values()
+    if binary and all(layer.weight_noise is not None for layer in binary):
+        try:
+            _try_exact(problem)
+        except InputError as error:
+            raise InputError(
+                f"{error}; or choose what to draw the reference from: reference=fg.LEG(), or fg.DisARM()"
+            ) from None
+    return bool(binary)
+
+
 def _can_be_exact(problem: Problem) -> bool:
     """Whether the network is small enough for the exact gradient."""
     try:
-        with torch.no_grad():
-            exact.expected_loss(problem.net.network(), problem.x[:2], lambda outputs: outputs.sum(-1))
+        _try_exact(problem)
     except InputError:
         return False
     return True
+
+
+@torch.no_grad()
+def _try_exact(problem: Problem) -> None:
+    exact.expected_loss(problem.net.network(), problem.x[:2], lambda outputs: outputs.sum(-1))
 
 
 def mean_of_draws(layers: Mapping[str, slice], name: str, draws: int, made: Iterable[Tensor]) -> Reference:

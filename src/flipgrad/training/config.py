@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from flipgrad.bounds import bound_losses, mean_losses
 from flipgrad.connections import WeightKind
 from flipgrad.data import AUGMENTATIONS, SOURCES, DataSet
 from flipgrad.errors import InputError
@@ -28,6 +29,8 @@ from flipgrad.user_code import call_user_function, check_runs, is_user_function
 
 # What is wanted is found by the run itself: the data set's own choice, or a search.
 AUTO = "auto"
+# What is minimised, by name: losses [B] of a batch from some draws.
+LOSSES: dict[str, Callable[..., Tensor]] = {"expected": mean_losses, "bound": bound_losses}
 # Binary weights are signs, and not drawn.
 NO_NOISE = "none"
 # What 64 bits hold, and torch takes as a seed.
@@ -320,7 +323,8 @@ def _user_net(config: TrainConfig, data: DataSet) -> BinaryNetwork:
 def _check_estimator(config: TrainConfig, net: BinaryNetwork, data: DataSet) -> None:
     """Refuse an estimator that cannot train the binary weights of ``net``, or a model by hand, before anything is stored.
 
-    One without a rule for them has an error of its own; the exact gradient is 0 in weights that are not drawn.
+    One without a rule for them, or for their bound, has an error of its own; the exact gradient is 0 in weights that are not
+    drawn.
     """
     latent = [layer.weight for layer in layers_with_binary_weights(net).values()]
     if not latent and not isinstance(net, Graph):
@@ -328,8 +332,9 @@ def _check_estimator(config: TrainConfig, net: BinaryNetwork, data: DataSet) -> 
     train = data.train.to(next(net.parameters()).device)
     index = torch.arange(2, device=train.y.device)
     label, rule = for_training(config.estimator, len(train))
+    how = {"estimator": rule, "index": index}
     with torch.enable_grad(), keeping_buffers(net):
-        losses = net(train.x[:2], CrossEntropy(train.y[:2]), estimator=rule, index=index)
+        losses = LOSSES[config.objective](net, train.x[:2], CrossEntropy(train.y[:2]), config.samples, **how)
     learned = [weight for weight in latent if weight.requires_grad]
     if learned and any(each is None for each in torch.autograd.grad(losses.sum(), learned, allow_unused=True)):
         raise InputError(
