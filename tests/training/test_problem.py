@@ -135,7 +135,7 @@ def test_bad_data_is_refused(options, message):
             {"weights": "binary", "estimator": "tanh"},
             "Tanh relaxes the distribution of binary weights, and these are not drawn",
         ),
-        ({"model": "big"}, "unknown model 'big'; choose from digits, mnist, cifar, or give widths such as 200-200"),
+        ({"model": "big"}, "unknown model 'big'; choose from digits, mnist, cifar, residual, or give widths such as 200-200"),
         ({"model": "mnist"}, r"model 'mnist' is for inputs \[1, 28, 28\], the data set 'digits' has"),
         ({"model": "5-0"}, "give the units of every binary layer"),
         ({"data": "images"}, "there is no network for 'images': give --model"),
