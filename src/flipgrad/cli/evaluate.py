@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 
 from flipgrad import files, plots
-from flipgrad.cli._shared import evaluation_table
+from flipgrad.cli._shared import evaluation_table, sizes_table, whole_numbers
 from flipgrad.sampling import check_seed
 from flipgrad.summary import summary
-from flipgrad.training import RunFolder, load_run
+from flipgrad.training import RunFolder, load_run, measure_ensembles
 from flipgrad.training import evaluate as measure
 from flipgrad.training.predictions import describe
 
@@ -20,6 +20,10 @@ from flipgrad.training.predictions import describe
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run of flipgrad train.")],
     samples: Annotated[int | None, typer.Option(help="Draws per image (default: the run's --eval-samples).")] = None,
+    sample_counts: Annotated[
+        str | None,
+        typer.Option(help="Numbers of draws to compare on the test images (default: 1,2,5,10,... up to twice --samples)."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
     device: Annotated[str | None, typer.Option(help="Torch device (default: the run's).")] = None,
     data_folder: Annotated[str | None, typer.Option(help="Where the data set's files are now, if they were moved.")] = None,
@@ -28,11 +32,12 @@ def evaluate(
     ] = None,
     estimator: Annotated[str | None, typer.Option(help="The run's own package.module:Name again, likewise.")] = None,
 ) -> None:
-    """Measure a trained network: accuracies and losses with one, many and no samples, and what every layer costs.
+    """Measure a trained network: accuracies, losses and calibration with one, many and no samples, and what layers cost.
 
     Stores evaluation.json and report.html.
     """
     check_seed(seed)
+    sizes = None if sample_counts is None else whole_numbers(sample_counts, "--sample-counts", ",")
     loaded = load_run(run, device=device, data_folder=data_folder, model=model, estimator=estimator)
     torch.set_num_threads(loaded.config.threads)
     device, count = loaded.config.device, loaded.config.eval_samples if samples is None else samples
@@ -41,14 +46,24 @@ def evaluate(
         if split is not None:
             noise = torch.Generator(device).manual_seed(seed)
             results[name] = measure(loaded.net, split.to(device), count, generator=noise)
-    predictions = describe(loaded.net, loaded.data.test.to(device), count, seed=seed)
+    test = loaded.data.test.to(device)
+    ensembles = measure_ensembles(loaded.net, test, count, sizes, generator=torch.Generator(device).manual_seed(seed))
+    predictions = describe(loaded.net, test, count, seed=seed)
     costs = summary(loaded.net, loaded.data.test.x[:1].to(device))
     file = run / RunFolder.EVALUATION
     splits = {name: asdict(result) for name, result in results.items()}
-    content = {"splits": splits, **predictions, "layers": [asdict(row) for row in costs.rows], "seed": seed}
+    content = {
+        "splits": splits,
+        **predictions,
+        "ensembles": asdict(ensembles),
+        "layers": [asdict(row) for row in costs.rows],
+        "seed": seed,
+    }
     files.write_json(file, {**content, "same_data": loaded.same_data, **files.provenance()})
     console = Console(markup=False, highlight=False)
-    console.print(evaluation_table({f"{name.capitalize()} images": result for name, result in results.items()}))
+    tables = {f"{name.capitalize()} images": result for name, result in results.items()}
+    console.print(evaluation_table(tables, {"Test images": ensembles}))
+    console.print(sizes_table("Test images", ensembles))
     # As wide as it is: a table that is broken into shorter lines cannot be read.
     console.print(str(costs), soft_wrap=True)
     if not loaded.same_data:
