@@ -34,17 +34,17 @@ def draw_reliability(figure: Figure, every: Sequence[Reliability]) -> None:
         x, y = ([column[number] for number in filled] for column in (found.confidence, found.accuracy))
         shares = np.array([found.count[number] for number in filled]) / total
         colour = colour_of(found)
-        upper.plot(x, y, color=colour, linewidth=1.0)
-        upper.scatter(
-            x, y, (SMALLEST_MARKER + (LARGEST_MARKER - SMALLEST_MARKER) * np.sqrt(shares)) ** 2, color=colour, zorder=3
-        )
+        # A thin line: between bins of few predictions, which jump by chance, it says little.
+        upper.plot(x, y, color=colour, linewidth=0.7, alpha=0.6)
+        widths = SMALLEST_MARKER + (LARGEST_MARKER - SMALLEST_MARKER) * np.sqrt(shares)
+        upper.scatter(x, y, widths**2, color=colour, zorder=3, clip_on=False)
         lower.stairs(np.array(found.count) / total, found.edges, color=colour, linewidth=1.2)
+    # Few predictions of a good network are unsure: on a linear axis they would not be seen.
+    lower.set_yscale("log")
     for axes in (upper, lower):
         tidy(axes)
         percent_ticks(axes.yaxis)
     upper.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.03))
-    # Few predictions of a good network are unsure: on a linear axis they would not be seen.
-    lower.set_yscale("log")
     lower.yaxis.set_minor_locator(NullLocator())
     least = min((count / sum(found.count) for found in every for count in found.count if count), default=1.0)
     lower.set(ylabel="share", xlabel="confidence", ylim=(least / 2, 1.5))
