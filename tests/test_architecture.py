@@ -29,7 +29,7 @@ LAYERS = [
     ["network"],
     ["exact", "bounds", "summary"],
     ["estimators"],
-    ["data", "training", "plots", "gradeval"],
+    ["data", "training", "plots", "gradeval", "zoo"],
     ["benchmarks"],
     ["reproduce"],
     ["cli"],
