@@ -230,12 +230,15 @@ def test_training_with_antithetic_draws(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("_undrawn")
-def test_a_schedule_that_ends_cannot_be_made_longer(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("options", "part"), [(("--schedule", "cosine"), "cosine schedule"), (("--warmup", "0.5"), "warm-up")], ids=str
+)
+def test_a_schedule_that_ends_cannot_be_made_longer(tmp_path, capsys, options, part):
     run = str(tmp_path / "run")
-    flipgrad(capsys, "train", *SMALL, "--epochs", "1", "--schedule", "cosine", "--output", run)
+    flipgrad(capsys, "train", *SMALL, "--epochs", "1", *options, "--output", run)
     code, _, err = flipgrad(capsys, "train", "--resume", run, "--epochs", "2")
     assert code == 2
-    assert "--epochs 2: the cosine schedule was made for 1; leave it out" in err
+    assert f"--epochs 2: the {part} was made for 1; leave it out" in err
 
 
 @pytest.mark.usefixtures("_undrawn")

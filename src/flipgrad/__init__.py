@@ -36,6 +36,7 @@ from flipgrad.network import Member, Sequential
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 from flipgrad.norms import ScaleShift
 from flipgrad.objectives import CrossEntropy, LogisticLoss, SoftCrossEntropy, SquaredError
+from flipgrad.residual import Residual, ResidualConv2d, ResidualLinear, Sign
 from flipgrad.steps import Concat
 from flipgrad.summary import LayerSummary, Summary, summary
 
@@ -45,6 +46,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [  # noqa: RUF022
     # networks
     "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "Member", "ScaleShift", "Sequential", "use",
+    "Residual", "ResidualConv2d", "ResidualLinear", "Sign",
     # what it costs
     "LayerSummary", "Summary", "summary",
     # noise

@@ -387,3 +387,12 @@ def per_channel(weight: Tensor, scale: Tensor) -> Tensor:
 def over_channels(values: Tensor, affine: Affine) -> Tensor:
     """``values`` [out] in a shape that broadcasts over the pre-activations of a map."""
     return values if affine.geometry is None else values[:, None, None]
+
+
+def along(values: Tensor, dims: int, dim: int) -> Tensor:
+    """``values`` in a shape that broadcasts over tensors of so many dimensions, along one of these.
+
+    >>> along(torch.ones(3), 4, 1).shape
+    torch.Size([3, 1, 1])
+    """
+    return values.view(-1, *[1] * (dims - 1 - dim % dims))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from flipgrad.affine import AffineMap, called
 from flipgrad.errors import InputError
 from flipgrad.guards import without_derivative
+from flipgrad.jets import Jets
 from flipgrad.noise import Noise, sign
 from flipgrad.objectives import Objective, evaluate
 from flipgrad.sampling import Draw, for_weights, states
@@ -134,6 +135,11 @@ class LayerCall:
         draw: gives Z for given pre-activations.
         prior: with which probabilities binary states ``x`` were drawn, if that is known.
         weight_rule: gives binary weights, where the layer has them.
+        jets: of a real input that is a residual stream, what carries its higher derivatives, see :mod:`flipgrad.jets`.
+        order: of the derivatives that flips of the layer's states are to have along the stream that they are added to; 1 are
+            the ordinary ones. An estimator sets it.
+        branch_rule: gives what a residual block adds to the stream, and its scale, of the sums by its weights.
+        after: of a residual block, the jets of the stream behind it, once that is known.
         distribution: what the layer's own states were drawn from, after :meth:`sample`.
     """
 
@@ -144,6 +150,10 @@ class LayerCall:
     draw: Draw
     prior: Prior | None = None
     weight_rule: WeightRule = WeightCall.undefined
+    jets: Jets | None = None
+    order: int = 1
+    branch_rule: Callable[[Any, Tensor], tuple[Tensor, Tensor | None]] | None = None
+    after: Jets | None = field(default=None, init=False)
     distribution: StateDistribution | None = field(default=None, init=False)
     _weight: Tensor | None = field(default=None, init=False)
     _affine: AffineMap | None = field(default=None, init=False)
@@ -155,16 +165,16 @@ class LayerCall:
         """The map from the input to the pre-activations, the same one whenever it is asked for."""
         if self._affine is None:
             with torch.set_grad_enabled(self._differentiable):
-                self._affine = self.layer.affine(self.views, self._weights())
+                self._affine = self.layer.affine(self.views, self.binary_weights())
         return self._affine
 
     @property
     def before_norm(self) -> AffineMap:
         """The map without the layer's norm."""
-        result: AffineMap = self.layer.plain(self.views, self._weights())
+        result: AffineMap = self.layer.plain(self.views, self.binary_weights())
         return result
 
-    def _weights(self) -> Tensor | None:
+    def binary_weights(self) -> Tensor | None:
         """The binary weights, drawn once; None where the layer's are real."""
         if self._weight is None and self.layer.weights == "binary":
             layer = self.layer
@@ -187,12 +197,16 @@ class LayerCall:
 Visit = Callable[[LayerCall], Tensor]
 
 
+# What is known of what goes from step to step: of states their prior, of a residual stream its jets.
+Known = Prior | Jets | None
+
+
 class Step(ABC):
-    """A part of a network that takes states and gives states: a binary layer, or what may stand between binary layers."""
+    """A part of a network, from one binary layer to the next: a layer, or what may stand between layers."""
 
     @abstractmethod
-    def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-        """The states after the step and their prior, of what comes in: states ``x`` and their prior, or real values.
+    def run(self, x: Tensor, known: Known, visit: Visit, draw: Draw) -> tuple[Tensor, Known]:
+        """What comes out of the step, and what is known of it, of what comes in: states, a residual stream, or real values.
 
         ``visit`` gives the states of every layer in the step, and ``draw`` is the source of noise.
         """
@@ -200,6 +214,10 @@ class Step(ABC):
     def layers(self) -> Iterable[nn.Module]:
         """Its binary layers in the order of evaluation."""
         return ()
+
+    def modules(self) -> Iterable[nn.Module]:
+        """All its modules that may have parameters."""
+        return self.layers()
 
     @property
     def keeps_units(self) -> bool:
@@ -217,12 +235,16 @@ class Network:
         steps: from the first binary layer to the last.
         tail: linear modules between the last states and the head.
         head: the module that gives outputs [B, K].
+        streams: whether there are residual blocks, and
+        ends_in_stream: whether what comes to the tail is the stream of such blocks, and not states.
     """
 
     real: tuple[nn.Module, ...]
     steps: tuple[Step, ...]
     tail: tuple[nn.Module, ...]
     head: nn.Module
+    streams: bool = False
+    ends_in_stream: bool = False
 
     @property
     def binary_layers(self) -> list[Any]:
@@ -231,7 +253,8 @@ class Network:
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of all its modules, each once."""
-        modules = (*self.real, *self.binary_layers, *self.tail, self.head)
+        within = (module for step in self.steps for module in step.modules())
+        modules = (*self.real, *within, *self.tail, self.head)
         return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
 
     def default_estimator(self) -> Estimator:
@@ -267,6 +290,11 @@ class Network:
             if layer.weights == "binary":
                 raise no_weight_rule(who)
 
+    def check_no_stream(self, who: str, advice: str) -> None:
+        """Refuse, on behalf of ``who``, residual blocks."""
+        if self.streams:
+            raise InputError(f"{who} is not for residual streams, where a unit acts on all later layers: {advice}")
+
     def check_examples_alone(self, who: str) -> None:
         """Refuse, on behalf of ``who``, a network whose examples depend on each other through the statistics of a batch."""
         for layer in self.binary_layers:
@@ -286,11 +314,11 @@ def no_weight_rule(who: str) -> InputError:
     )
 
 
-def run_steps(steps: tuple[Step, ...], x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-    """The states after all ``steps`` and their prior, as :meth:`Step.run` of each gives them."""
+def run_steps(steps: tuple[Step, ...], x: Tensor, known: Known, visit: Visit, draw: Draw) -> tuple[Tensor, Known]:
+    """What comes out of all ``steps``, and what is known of it, as :meth:`Step.run` of each gives them."""
     for step in steps:
-        x, prior = step.run(x, prior, visit, draw)
-    return x, prior
+        x, known = step.run(x, known, visit, draw)
+    return x, known
 
 
 @final

@@ -7,6 +7,9 @@ Layer k's states :math:`x^k` take :math:`2^n` values and form a Markov chain wit
 costs :math:`L \cdot 4^n` per data point instead of the :math:`2^{nL}` of enumerating all paths, and autograd gives the exact
 gradient in every parameter (paper, section 2.1). Only :math:`P^1` depends on the data.
 
+With residual blocks a layer depends on all before it, and there is no such chain: all states of all units together are
+enumerated, up to 14 units.
+
 Binary weights that are drawn are summed over too: every configuration of them is a network, and the expectation is that over
 these networks. Of weights that are not drawn, sign(latent), the expected loss is a step function of the latent weights, whose
 derivative is 0.
@@ -36,6 +39,8 @@ from flipgrad.steps import Apply, Branch, Sample
 
 # Entries of one transition matrix: 2**24 is 12 units to 12 units, or 64 MiB in float32.
 BUDGET = 2**24
+# States of all units of a network with residual blocks.
+PATH_BUDGET = 2**14
 # Configurations of all drawn binary weights, and of these, numbers of the matrices that are held at once.
 WEIGHT_BUDGET, NUMBERS_AT_ONCE = 2**14, 2**22
 
@@ -50,8 +55,8 @@ def expected_loss(net: Sequential | Network, x: Tensor, objective: Objective) ->
     before the first binary layer are evaluated as they are.
 
     Raises:
-        InputError: if two neighbouring binary layers have more than 24 units together, or more than 14 binary weights are
-            drawn; the message says what would fit.
+        InputError: if two neighbouring binary layers have more than 24 units together (with residual blocks, all layers more
+            than 14), or more than 14 binary weights are drawn; the message says what would fit.
     """
     return _per_example(
         net,
@@ -80,6 +85,9 @@ def predictive(net: Sequential, x: Tensor) -> Tensor:
     """The exact predictive probabilities E_Z[p(y | x)], [B, K]; refusing as :func:`expected_loss`."""
 
     def of(weights: Weights) -> Tensor:
+        if network.streams:
+            distribution, outputs = _all_paths(network, inputs, weights)
+            return (distribution[:, :, None] * probabilities(outputs).transpose(0, 1)).sum(1)
         chain = _Chain.of(network, inputs, weights)
         p = probabilities(chain.outputs)
         return torch.cat([chain.distribution(part) @ p for part in chain.inputs.split(chain.rows)])
@@ -109,6 +117,9 @@ def _per_example(
     network = net
 
     def of(weights: Weights) -> Tensor:
+        if network.streams:
+            distribution, outputs = _all_paths(network, inputs, weights)
+            return combine(distribution, evaluate(objective, outputs).t())
         chain = _Chain.of(network, inputs, weights)
 
         def part(inputs: Tensor, outputs: Tensor, objective: Objective) -> Tensor:
@@ -130,6 +141,46 @@ def _per_example(
         # Once, however many configurations of weights there are: modules in front may draw, or keep statistics.
         inputs = network.front(x)
         return _over_weights(network, of, mix, len(x))
+
+
+def _all_paths(net: Network, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
+    """The probabilities [B, 2**n] of all states of all n units of a network, and its outputs [2**n, B, K] with them.
+
+    ``x`` [B, ...] is what the first layer sees.
+    """
+    if not len(x):
+        raise InputError("exact: the batch is empty; give at least one example")
+    net.check_examples_alone("exact")
+    shapes: list[torch.Size] = []
+
+    def look(call: LayerCall) -> Tensor:
+        call.weight_rule = lambda _: weights[call.layer]
+        shapes.append(call.affine(call.x).shape[1:])
+        return call.x.new_ones(1, *shapes[-1])
+
+    with torch.no_grad():
+        net.run(x[:1], look, fresh(None))
+    sizes = [shape.numel() for shape in shapes]
+    if sum(sizes) >= PATH_BUDGET.bit_length():
+        raise InputError(
+            f"exact: with residual blocks all units are enumerated together, and {sum(sizes)} have 2^{sum(sizes)} states; the "
+            f"budget is 2^{PATH_BUDGET.bit_length() - 1}. Estimate with flipgrad.bounds.expected_loss"
+        )
+    every = enumerate_states((sum(sizes),), x).split(sizes, 1)
+    given = iter([part.view(-1, 1, *shape) for part, shape in zip(every, shapes, strict=True)])
+    log_p: list[Tensor] = []
+
+    def visit(call: LayerCall) -> Tensor:
+        call.weight_rule = lambda _: weights[call.layer]
+        a = call.affine(call.x)
+        states: Tensor = next(given).expand(-1, len(x), *a.shape[1:]).flatten(0, 1)
+        log_p.append(call.noise.log_prob(states, a).flatten(1).sum(1))
+        return states
+
+    paths = 2 ** sum(sizes)
+    outputs = net.outputs(net.run(x.expand(paths, *x.shape).flatten(0, 1), visit, fresh(None)))
+    total = torch.stack(log_p).sum(0).view(paths, len(x))
+    return total.t().exp(), outputs.unflatten(0, (paths, len(x)))
 
 
 def _over_weights(

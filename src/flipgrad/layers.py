@@ -1,134 +1,48 @@
 r"""Binary layers: an affine map, injected noise, and a sign, :math:`x' = \mathrm{sign}(a(x) - Z)`."""
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeVar, final
 
 import torch
 from torch import Generator, Tensor, nn
 
-from flipgrad.affine import Affine, AffineMap, Padding, per_channel
+from flipgrad.affine import AffineMap
+from flipgrad.connections import Convolution, FullConnections, WeightKind
 from flipgrad.contract import LayerCall, LocalEstimator, WeightCall, check_estimator
 from flipgrad.errors import InputError
-from flipgrad.flips import Geometry
 from flipgrad.guards import capturing, check_exportable, estimate, refuse_scripting, uncompiled, without_derivative
-from flipgrad.noise import Logistic, Noise, sign
-from flipgrad.norms import Norm, check_norm, normalised, scale_and_shift, uses_batch
+from flipgrad.noise import Logistic, Noise
+from flipgrad.norms import Norm
 from flipgrad.record import Record, mark
 from flipgrad.sampling import Apart, Draw, fresh, given
 
-# What a layer's weights are: any numbers, or ±1 times a scale per output channel.
-WeightKind = Literal["real", "binary"]
-
 
 class BinaryLayer(nn.Module, ABC):
-    """What :class:`BinaryLinear` and :class:`BinaryConv2d` share; ``input_dims`` are the last dimensions of one input."""
+    """What draws states: an affine map to pre-activations, which a subclass gives, then ``noise`` and a sign.
 
+    ``input_dims`` are the last dimensions of one input.
+    """
+
+    # What else it has: that of Connections, or of a layer without weights.
     weight: Tensor
     bias: Any
     weight_scale: nn.Parameter | None
+    weights: WeightKind
+    weight_noise: Noise | None
+    norm: Norm | None
+    affine: Callable[..., AffineMap]
+    check_weights: Callable[[], None]
+    check_takes_states: Callable[[], None]
+    effective_weight: Callable[[], Tensor]
     input_dims: ClassVar[int]
     estimator: LocalEstimator | None = None
     generator: Generator | None = None
     __prepare_scriptable__ = refuse_scripting
 
-    def __init__(
-        self,
-        *arguments: Any,
-        noise: Noise | None,
-        norm: Norm | None,
-        weights: WeightKind,
-        weight_noise: Noise | None,
-        weight_clip: float | None,
-    ) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, noise: Noise | None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.noise = noise or Logistic()
-        self.norm = norm
-        self.weights = weights
-        self.weight_noise = weight_noise
-        self.weight_clip = weight_clip
-        own_scale = weights == "binary" and norm is None
-        self.register_parameter("weight_scale", nn.Parameter(_first_scale(self.weight)) if own_scale else None)
-        self.check_weights()
-        check_norm(norm, self.plain())
-
-    @abstractmethod
-    def map_of(self, weight: Tensor) -> Affine:
-        """The map before the norm with this ``weight``, and the other parameters as they are now."""
-
-    @final
-    def plain(self, views: tuple[nn.Module, ...] = (), weight: Tensor | None = None) -> Affine:
-        """The map before the norm. Binary weights are ``weight``, or the likeliest, and have no scale here.
-
-        ``views`` are linear modules that the layer sees its input through.
-        """
-        if self.weights == "real":
-            return replace(self.map_of(self.weight), views=views)
-        return replace(self.map_of(sign(self.weight.detach()) if weight is None else weight), views=views, binary_weights=True)
-
-    def check_takes_states(self) -> None:
-        """Refuse a configuration that is sound only for real-valued inputs."""
-
-    @final
-    def affine(self, views: tuple[nn.Module, ...] = (), weight: Tensor | None = None) -> AffineMap:
-        """The map to the pre-activations, norm and scale included; see :meth:`plain`."""
-        plain = self.plain(views, weight)
-        # Anew each time: a norm may have been replaced, by torch's converters for instance.
-        check_norm(self.norm, plain)
-        return normalised(plain, self.norm, self.weight_scale)
-
-    @final
-    def effective_weight(self) -> Tensor:
-        """The weight times its scale, which is what flips depend on; of ``BatchNorm``, that of eval mode.
-
-        Of binary weights, the likeliest.
-        """
-        weight = self.plain().weight
-        if self.norm is not None:
-            return per_channel(weight, scale_and_shift(self.norm)[0])
-        return weight if self.weight_scale is None else per_channel(weight, self.weight_scale)
-
-    @final
-    def check_weights(self) -> None:
-        """Refuse options of the weights that do not go together; asked anew each time, as they may have been changed."""
-        name = type(self).__name__
-        if self.weights not in ("real", "binary"):
-            raise InputError(f"{name}(weights={self.weights!r}): choose 'real' or 'binary'")
-        if self.weights == "real" and (self.weight_noise is not None or self.weight_clip is not None):
-            raise InputError(f"{name}: weight_noise and weight_clip are options of weights='binary', these are real")
-        if self.weight_noise is not None and not isinstance(self.weight_noise, Noise):
-            raise InputError(f"{name}(weight_noise={self.weight_noise!r}): give a noise, e.g. fg.Logistic(0.1), or None")
-        if self.weight_clip is not None and not (isinstance(self.weight_clip, float | int) and self.weight_clip > 0):
-            raise InputError(f"{name}(weight_clip={self.weight_clip!r}): the limit must be a positive number, e.g. 1.0")
-        if self.weight_clip is not None and self.weight_noise is not None:
-            raise InputError(f"{name}: weight_clip is for weights that are not drawn; leave out it or weight_noise")
-        if self.weight_scale is not None and (self.weights == "real" or self.norm is not None):
-            why = "its weights became real" if self.weights == "real" else "it was given a norm, whose scale counts"
-            raise InputError(
-                f"{name} has a weight_scale, which would be ignored, as {why}: set layer.weight_scale = None, or make the "
-                "layer anew"
-            )
-
-    @final
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        # A checkpoint of real weights goes on as binary ones of the same mean size.
-        weight, own = state_dict.get(f"{prefix}weight"), f"{prefix}weight_scale"
-        if self.weight_scale is not None and own not in state_dict and isinstance(weight, Tensor) and weight.dim() > 1:
-            state_dict = {**state_dict, own: weight.abs().flatten(1).mean(1)}
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-
-    @final
-    def options_repr(self) -> str:
-        """The noise and, of binary weights, these, as ``repr`` shows them."""
-        weights = f", weights='binary', weight_noise={self.weight_noise}" if self.weights == "binary" else ""
-        return f"noise={self.noise}{weights}"
-
-    @final
-    @property
-    def mixes_examples(self) -> bool:
-        """Whether the norm takes its statistics from the batch, so that pre-activations depend on the other examples."""
-        return uses_batch(self.norm)
 
     def forward(
         self,
@@ -189,7 +103,7 @@ class BinaryLayer(nn.Module, ABC):
 
 
 @final
-class BinaryLinear(BinaryLayer, nn.Linear):
+class BinaryLinear(BinaryLayer, FullConnections):
     """A fully connected binary layer: ``nn.Linear``, noise, sign.
 
     Takes the arguments of ``nn.Linear``, keeps its parameters' names, and adds ``noise`` and ``norm``: an
@@ -240,15 +154,12 @@ class BinaryLinear(BinaryLayer, nn.Linear):
         options: dict[str, Any] = {"weights": weights, "weight_noise": weight_noise, "weight_clip": weight_clip}
         super().__init__(in_features, out_features, bias, device, dtype, noise=noise, norm=norm, **options)
 
-    def map_of(self, weight: Tensor) -> Affine:
-        return Affine(weight, self.bias)
-
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.options_repr()}"
+        return f"{super().extra_repr()}, noise={self.noise}{self.weights_repr()}"
 
 
 @final
-class BinaryConv2d(BinaryLayer, nn.Conv2d):
+class BinaryConv2d(BinaryLayer, Convolution):
     """A convolutional binary layer: ``nn.Conv2d``, noise, sign.
 
     Takes the arguments of ``nn.Conv2d``, keeps its parameters' names, and adds ``noise``, ``norm`` (an
@@ -262,7 +173,6 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
     """
 
     input_dims = 3
-    padding_value: float = 0
 
     def __init__(
         self,
@@ -285,47 +195,14 @@ class BinaryConv2d(BinaryLayer, nn.Conv2d):
         weight_noise: Noise | None = None,
         weight_clip: float | None = None,
     ) -> None:
-        if padding_value not in (-1, 0, 1):
-            raise InputError(f"padding_value={padding_value}: choose 0 (no unit there), or the state -1 or 1")
-        if padding_value and padding_mode != "zeros":
-            raise InputError(f"padding_value={padding_value} with padding_mode={padding_mode!r}: give only one of them")
         arguments = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
         options: dict[str, Any] = {"weights": weights, "weight_noise": weight_noise, "weight_clip": weight_clip}
-        super().__init__(*arguments, device, dtype, noise=noise, norm=norm, **options)
-        self.padding_value = padding_value
-
-    def map_of(self, weight: Tensor) -> Affine:
-        sides = left, right, top, bottom = self._pads()
-        stride, dilation = (self.stride[0], self.stride[1]), (self.dilation[0], self.dilation[1])
-        constant = self.padding_mode == "zeros"
-        if not any(sides) or (constant and not self.padding_value and left == right and top == bottom):
-            # The convolution pads by itself.
-            return Affine(weight, self.bias, Geometry(stride, (top, left), dilation, self.groups))
-        padding = Padding(sides, "constant" if constant else self.padding_mode, self.padding_value)
-        return Affine(weight, self.bias, Geometry(stride, (0, 0), dilation, self.groups), padding)
-
-    def check_takes_states(self) -> None:
-        if self.padding_mode != "zeros" and any(self._pads()):
-            raise InputError(
-                f"BinaryConv2d(padding_mode={self.padding_mode!r}) with binary inputs: it repeats units, and one flip "
-                "would count as several; use padding_mode='zeros', with padding_value=-1 or 1 for constant states"
-            )
+        super().__init__(*arguments, device, dtype, noise=noise, norm=norm, padding_value=padding_value, **options)
 
     def extra_repr(self) -> str:
         value = f", padding_value={self.padding_value}" if self.padding_value else ""
         arguments: str = super().extra_repr()  # type: ignore[no-untyped-call]
-        return f"{arguments}{value}, {self.options_repr()}"
-
-    def _pads(self) -> tuple[int, int, int, int]:
-        """Left, right, top, bottom; "same" puts the odd one at the end, as ``nn.Conv2d`` does."""
-        if self.padding == "valid":
-            return (0, 0, 0, 0)
-        if self.padding == "same":
-            whole = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
-            halves = [n // 2 for n in whole]
-            return halves[1], whole[1] - halves[1], halves[0], whole[0] - halves[0]
-        rows, columns = (int(pad) for pad in self.padding)
-        return columns, columns, rows, rows
+        return f"{arguments}{value}, noise={self.noise}{self.weights_repr()}"
 
 
 @final
@@ -403,8 +280,3 @@ def _check_states(x: Tensor, layer: str, *, relaxed: bool) -> None:
         "are. Reshape, slice or concatenate them; do not scale, add or activate them, nor mix them with real values (a sum of "
         "two states is the concatenation with the weight twice, an average pooling belongs into fg.Sequential)"
     )
-
-
-def _first_scale(weight: Tensor) -> Tensor:
-    """A scale of binary weights with which sums of independent states have variance 1."""
-    return weight.detach().new_full((weight.shape[0],), max(1, weight[0].numel()) ** -0.5)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from flipgrad.affine import Affine, AffineMap, Signal, over_channels, per_channel, transpose
+from flipgrad.affine import Affine, AffineMap, Signal, along, over_channels, per_channel, transpose
 from flipgrad.binary_weights import BinaryWeightMap
 from flipgrad.contract import LayerCall, Network
 from flipgrad.errors import InputError
@@ -68,19 +68,24 @@ Norm = BatchNorm | ScaleShift
 
 def check_norm(norm: nn.Module | None, affine: Affine) -> None:
     """Refuse what does not normalise the output channels of a layer with this map."""
+    layer, kind = ("BinaryLinear", nn.BatchNorm1d) if affine.geometry is None else ("BinaryConv2d", nn.BatchNorm2d)
+    check_channels(norm, f"{layer}(norm={norm})", affine.weight.shape[0], kind)
+
+
+def check_channels(norm: nn.Module | None, where: str, channels: int, *kinds: type[BatchNorm]) -> None:
+    """Refuse a ``norm``, given ``where``, that is neither of ``kinds`` nor ``ScaleShift``, or is for other ``channels``."""
     if norm is None:
         return
-    channels = affine.weight.shape[0]
-    batch_norm, layer = (nn.BatchNorm1d, "BinaryLinear") if affine.geometry is None else (nn.BatchNorm2d, "BinaryConv2d")
     # Subclasses may do anything in their forward, which is not what runs.
-    if not (type(norm) is batch_norm or isinstance(norm, ScaleShift)):
+    if not (type(norm) in kinds or isinstance(norm, ScaleShift)):
+        known = " or ".join([f"nn.{kind.__name__}({channels})" for kind in kinds])
         raise InputError(
-            f"{layer}(norm={norm}): a norm must scale and shift every output channel, so that it folds into the weight; use "
-            f"nn.{batch_norm.__name__}({channels}) or fg.ScaleShift({channels})"
+            f"{where}: a norm must scale and shift every output channel, so that it folds into the weight; use "
+            f"{known} or fg.ScaleShift({channels})"
         )
     if norm.num_features != channels:
         raise InputError(
-            f"{layer}(norm={norm}): the norm is for {norm.num_features} channels, the layer has {channels}; use "
+            f"{where}: the norm is for {norm.num_features} channels, the layer has {channels}; use "
             f"{type(norm).__name__}({channels})"
         )
 
@@ -258,18 +263,11 @@ class BatchNormMap(AffineMap):
     def _normalise(self, h: Tensor) -> Tensor:
         """Normalise ``h`` with its own statistics, keep these, and update the running ones as the module would."""
         norm, rows = self.norm, _rows(self.norm, h)
-        channels = rows.shape[1]
-        if rows.numel() == channels:
-            raise InputError(
-                f"{norm} in training mode: pre-activations {list(h.shape)} have one value per channel and no variance; use "
-                "more examples, or net.eval()"
-            )
         if not rows.numel():
             # Nothing has no statistics, and needs none.
-            self._first = Statistics(h, rows.new_zeros(channels), rows.new_ones(channels))
+            self._first = Statistics(h, rows.new_zeros(rows.shape[1]), rows.new_ones(rows.shape[1]))
             return self._apply(self._first, h)
-        running = (norm.running_mean, norm.running_var)
-        a, mean, inverse = torch.native_batch_norm(rows, self.gamma, self.beta, *running, True, _momentum(norm), norm.eps)
+        a, mean, inverse = _by_batch(norm, rows, self.gamma, self.beta)
         self._first = Statistics(h, mean.detach(), inverse.detach())
         return a.view_as(h)
 
@@ -314,6 +312,78 @@ def _momentum(norm: BatchNorm) -> float:
     return 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
 
 
+def _by_batch(norm: BatchNorm, rows: Tensor, gamma: Tensor | None, beta: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """``rows`` [N, channels, ...] by their own mean and 1 / standard deviation, and these; running ones are updated."""
+    if rows.numel() == rows.shape[1]:
+        raise InputError(
+            f"{norm} in training mode: pre-activations {list(rows.shape)} have one value per channel and no variance; use "
+            "more examples, or net.eval()"
+        )
+    running = (norm.running_mean, norm.running_var)
+    result: tuple[Tensor, Tensor, Tensor] = torch.native_batch_norm(
+        rows, gamma, beta, *running, True, _momentum(norm), norm.eps
+    )
+    return result
+
+
+def normalise(norm: Norm | None, h: Tensor, channel_dim: int) -> tuple[Tensor, Tensor | None]:
+    """What a ``norm`` makes of ``h``, whose channels are in dimension 1 or -1, and its scale of every channel.
+
+    Differentiable in the ordinary way, also through the statistics of a batch; the scale has no gradient.
+    """
+    if norm is None:
+        return h, None
+    if isinstance(norm, BatchNorm) and uses_batch(norm) and h.numel():
+        a, _, inverse = _by_batch(norm, _rows(norm, h), norm.weight, norm.bias)
+        return a.view_as(h), (inverse if norm.weight is None else norm.weight * inverse).detach()
+    scale, shift = scale_and_shift(norm)
+    wide, offset = (along(t, h.dim(), channel_dim) for t in (scale, shift))
+    return torch.addcmul(offset, h, wide), scale.detach()
+
+
+@final
+@dataclass
+class SignMap(AffineMap):
+    """The map of a layer without weights to its pre-activations: a ``norm`` of its real-valued input, or that as it is.
+
+    There are no units to flip in the input, so that nobody asks for sums over flips. ``channel_dim`` is 1 or -1;
+    ``scale`` is that of the norm in the last evaluation, of every channel, and None without a norm.
+    """
+
+    norm: Norm | None
+    channel_dim: int
+    scale: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return ()
+
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> SignMap:
+        return self
+
+    def __call__(self, x: Tensor) -> Tensor:
+        a, self.scale = normalise(self.norm, x, self.channel_dim)
+        return a
+
+    def gradients(self, back: Signal, *, of_x: bool, of_parameters: bool) -> tuple[Tensor | None, ...]:
+        raise self._no_units()
+
+    def flip_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        raise self._no_units()
+
+    def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        raise self._no_units()
+
+    def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        raise self._no_units()
+
+    def variance(self, v: Tensor) -> Tensor:
+        raise self._no_units()
+
+    def _no_units(self) -> RuntimeError:
+        return RuntimeError("the input of a sign is real-valued: it has an ordinary derivative, and no units to flip")
+
+
 def _rows(norm: BatchNorm, h: Tensor) -> Tensor:
     """Pre-activations with their channels in dimension 1."""
     return h if isinstance(norm, nn.BatchNorm2d) else h.reshape(-1, h.shape[-1])
@@ -329,9 +399,15 @@ def whiten_layers(net: Network, batch: Tensor, draw: Draw, *, moments: bool) -> 
         uncertain = moments and call.binary
         variance = affine.variance(1 - call.x.square()) if uncertain else torch.zeros_like(a)
         a = _rescale(call.layer, a, variance)
+        call.branch_rule = _whitened_branch
         return call.noise.mean_sign(a) if moments else call.sample(a)
 
     net.run(net.front(batch), visit, draw)
+
+
+def _whitened_branch(branch: Any, sums: Tensor) -> tuple[Tensor, None]:
+    """What connections to a stream make of their sums, whitened."""
+    return _rescale(branch, sums, torch.zeros_like(sums)), None
 
 
 def _rescale(layer: Any, a: Tensor, within: Tensor) -> Tensor:
@@ -348,6 +424,8 @@ def _rescale(layer: Any, a: Tensor, within: Tensor) -> Tensor:
     if norm is not None:
         scale, shift = (t.view_as(mean) for t in _set_to_whiten(norm, mean.flatten(), variance.flatten()))
         return a * scale + shift
+    if isinstance(layer.plain(), SignMap):
+        return a
     scale = variance.rsqrt()
     if layer.weights == "binary":
         layer.weight_scale.mul_(scale.flatten())

@@ -2,25 +2,32 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flipgrad.affine import called
-from flipgrad.contract import CERTAIN, LayerCall, Network, Prior, Step, Visit, run_steps
+from flipgrad.affine import called, transpose
+from flipgrad.contract import CERTAIN, Known, LayerCall, Network, Prior, Step, Visit, run_steps
 from flipgrad.errors import InputError
 from flipgrad.guards import check_unchanged, has_hooks
+from flipgrad.jets import Jets
 from flipgrad.layers import BinaryConv2d, BinaryLayer
 from flipgrad.norms import ScaleShift
-from flipgrad.pooling import PoolModule, check_even
+from flipgrad.pooling import Pool, PoolModule, check_even
+from flipgrad.residual import Residual, Sign
 from flipgrad.sampling import Draw
 
 # Modules that only move states around (a unit stays one unit and stays ±1), and those that pad or average them.
 RESHAPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
 BETWEEN_LAYERS = (*RESHAPING, nn.ConstantPad2d, nn.ZeroPad2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+# Modules on a residual stream behind which flips have ordinary derivatives only.
+ON_STREAM = (nn.PReLU, nn.MaxPool2d, nn.Conv2d, nn.Linear)
+
+# What goes from module to module.
+Kind = Literal["real", "states", "stream"]
 
 
 class Concat(nn.Module):
@@ -55,8 +62,13 @@ class Apply(Step):
 
     module: nn.Module
 
-    def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-        return called([self.module], x), prior and replace(prior, log_odds=lambda: self._moved(prior.log_odds()))
+    def run(self, x: Tensor, known: Known, visit: Visit, draw: Draw) -> tuple[Tensor, Known]:
+        if not isinstance(known, Prior):
+            return called([self.module], x), None
+        return called([self.module], x), replace(known, log_odds=lambda: self._moved(known.log_odds()))
+
+    def modules(self) -> Iterable[nn.Module]:
+        return (self.module,)
 
     @property
     def keeps_units(self) -> bool:
@@ -79,27 +91,84 @@ class Sample(Step):
     views: tuple[nn.Module, ...]
     binary: bool
 
-    def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-        evaluated: list[tuple[LayerCall, Tensor]] = []
-
-        def evaluate(x: Tensor) -> Tensor:
-            call = LayerCall(self.layer, x, self.binary, self.views, draw, prior)
-            evaluated.append((call, visit(call)))
-            return evaluated[-1][1]
-
-        # Through the module, so that its hooks run; they may look at the input and the states, not change them.
-        states: Tensor = self.layer(x, within=evaluate)
-        if not evaluated:
-            raise RuntimeError(f"a hook kept {type(self.layer).__name__} from being evaluated")
-        call, unhooked = evaluated[-1]
-        if has_hooks(self.layer):
-            check_unchanged(self.layer, "input", x, call.x)
-            check_unchanged(self.layer, "states", unhooked, states)
+    def run(self, x: Tensor, known: Known, visit: Visit, draw: Draw) -> tuple[Tensor, Known]:
+        prior, jets = (known, None) if isinstance(known, Prior) else (None, known)
+        call = LayerCall(self.layer, x, self.binary, self.views, draw, prior, jets=jets)
+        states = _hooked(self.layer, call, visit)
         drawn_from = call.distribution
         return states, drawn_from and Prior((drawn_from,), drawn_from.log_odds)
 
     def layers(self) -> Iterable[BinaryLayer]:
         return (self.layer,)
+
+
+@final
+@dataclass(frozen=True)
+class AddToStream(Step):
+    """A step that evaluates a residual block on the stream."""
+
+    block: Residual
+
+    def run(self, x: Tensor, known: Known, visit: Visit, draw: Draw) -> tuple[Tensor, Known]:
+        jets = known if isinstance(known, Jets) else Jets()
+        call = LayerCall(self.block, x, False, (), draw, jets=jets)
+        stream = _hooked(self.block, call, lambda call: self.block.result(call, visit(call)))
+        return stream, call.after
+
+    def layers(self) -> Iterable[BinaryLayer]:
+        return (self.block,)
+
+
+@final
+@dataclass(frozen=True)
+class OnStream(Step):
+    """A step that is a module on a residual stream.
+
+    Behind other modules than poolings by averages, and reshaping, flips have ordinary derivatives only.
+    """
+
+    module: nn.Module
+
+    def run(self, x: Tensor, known: Known, visit: Visit, draw: Draw) -> tuple[Tensor, Known]:
+        result = called([self.module], x)
+        if not isinstance(known, Jets):
+            return result, None
+        if type(self.module) in ON_STREAM:
+            return result, Jets()
+        module, like = self.module, x.detach()[:1]
+        weight = Pool.of(module, like.shape[2:]).weight if isinstance(module, PoolModule) else 1.0
+
+        def back(grad: Tensor, order: int = 1) -> Tensor:
+            moved = transpose(module.forward, like.expand(len(grad), *like.shape[1:]), grad)
+            return moved * weight ** (order - 1)
+
+        jets = known.through(result.shape, back)
+        return result, replace(jets, trail=(*jets.trail, back))
+
+    def modules(self) -> Iterable[nn.Module]:
+        return (self.module,)
+
+
+def _hooked(layer: BinaryLayer, call: LayerCall, visit: Visit) -> Tensor:
+    """What ``visit`` gives of a layer's evaluation, through the module, so that its hooks run.
+
+    They may look at the input and the result, not change them.
+    """
+    evaluated: list[Tensor] = []
+    x = call.x
+
+    def evaluate(x: Tensor) -> Tensor:
+        call.x = x
+        evaluated.append(visit(call))
+        return evaluated[-1]
+
+    result: Tensor = layer(x, within=evaluate)
+    if not evaluated:
+        raise RuntimeError(f"a hook kept {type(layer).__name__} from being evaluated")
+    if has_hooks(layer):
+        check_unchanged(layer, "input", x, call.x)
+        check_unchanged(layer, "states", evaluated[-1], result)
+    return result
 
 
 @final
@@ -110,19 +179,22 @@ class Branch(Step):
     chains: tuple[tuple[Step, ...], ...]
     dim: int
 
-    def run(self, x: Tensor, prior: Prior | None, visit: Visit, draw: Draw) -> tuple[Tensor, Prior | None]:
-        if prior and len(self.chains) > 1:
-            prior.read(len(self.chains))
-        results = [run_steps(chain, x, prior, visit, draw) for chain in self.chains]
+    def run(self, x: Tensor, known: Known, visit: Visit, draw: Draw) -> tuple[Tensor, Known]:
+        if isinstance(known, Prior) and len(self.chains) > 1:
+            known.read(len(self.chains))
+        results = [run_steps(chain, x, known, visit, draw) for chain in self.chains]
         states = torch.cat([states for states, _ in results], self.dim)
-        priors = [known for _, known in results if known]
+        priors = [prior for _, prior in results if isinstance(prior, Prior)]
         if len(priors) < len(results):
             return states, None
-        distributions = dict.fromkeys(distribution for known in priors for distribution in known.distributions)
-        return states, Prior(tuple(distributions), lambda: torch.cat([known.log_odds() for known in priors], self.dim))
+        distributions = dict.fromkeys(distribution for prior in priors for distribution in prior.distributions)
+        return states, Prior(tuple(distributions), lambda: torch.cat([prior.log_odds() for prior in priors], self.dim))
 
     def layers(self) -> Iterable[nn.Module]:
         return (layer for chain in self.chains for step in chain for layer in step.layers())
+
+    def modules(self) -> Iterable[nn.Module]:
+        return (module for chain in self.chains for step in chain for module in step.modules())
 
     @property
     def keeps_units(self) -> bool:
@@ -145,34 +217,47 @@ def _keep_units(steps: Iterable[Step]) -> bool:
 
 def network(modules: Iterable[nn.Module], head: nn.Module) -> Network:
     """The network of a chain of modules and a head, refusing by name what would break the estimators."""
-    steps, pending, binary = _chain(modules, binary=False)
-    if not binary:
+    steps, pending, kind = _chain(modules, "real")
+    if kind == "real":
         raise InputError("the network has no binary layer; add fg.BinaryLinear or fg.BinaryConv2d before the head")
-    sampling = [i for i, step in enumerate(steps) if not isinstance(step, Apply)]
+    sampling = [i for i, step in enumerate(steps) if not isinstance(step, Apply | OnStream)]
     first, last = sampling[0], sampling[-1]
     front = tuple(step.module for step in steps[:first] if isinstance(step, Apply))
-    tail = tuple(step.module for step in steps[last + 1 :] if isinstance(step, Apply))
-    return Network(front, tuple(steps[first : last + 1]), tail + tuple(pending), head)
+    tail = tuple(step.module for step in steps[last + 1 :] if isinstance(step, Apply | OnStream))
+    for module in tail:
+        if type(module) in ON_STREAM:
+            raise InputError(
+                f"{_name(module)} behind the last residual block belongs into the head: "
+                f"head=nn.Sequential({type(module).__name__}(...), ...)"
+            )
+    streams = any(isinstance(step, AddToStream) for step in steps)
+    return Network(front, tuple(steps[first : last + 1]), tail + tuple(pending), head, streams, kind == "stream")
 
 
-def _chain(modules: Iterable[nn.Module], binary: bool) -> tuple[list[Step], list[nn.Module], bool]:
-    """The steps, the linear modules that still wait for a layer to be folded into, and whether the result is binary."""
+def _chain(modules: Iterable[nn.Module], kind: Kind) -> tuple[list[Step], list[nn.Module], Kind]:
+    """The steps, the linear modules that still wait for a layer to be folded into, and what the result is."""
     steps: list[Step] = []
     pending: list[nn.Module] = []
     for module in _flat(modules):
-        if isinstance(module, BinaryLayer):
+        if isinstance(module, Residual):
+            steps.append(_block(module, kind))
+            kind = "stream"
+        elif kind == "stream" and not isinstance(module, Sign):
+            _check_on_stream(module)
+            steps.append(OnStream(module))
+        elif isinstance(module, BinaryLayer):
             module.check_weights()
-            if binary:
+            if kind == "states":
                 module.check_takes_states()
                 _check_foldable(pending, module)
-            steps.append(Sample(module, tuple(pending), binary))
-            pending, binary = [], True
-        elif isinstance(module, Concat) and (binary or _has_layers(module)):
+            steps.append(Sample(module, tuple(pending), kind == "states"))
+            pending, kind = [], "states"
+        elif isinstance(module, Concat) and (kind == "states" or _has_layers(module)):
             if pending:
                 raise InputError(f"{_name(pending[0])} before Concat: pool inside the branches, each before its binary layer")
-            steps.append(_branch(module, binary))
-            binary = True
-        elif not binary:
+            steps.append(_branch(module, kind))
+            kind = "states"
+        elif kind == "real":
             if _has_layers(module):
                 raise InputError(
                     f"{_name(module)} hides binary layers: list them in fg.Sequential themselves, or train the module as "
@@ -185,16 +270,44 @@ def _chain(modules: Iterable[nn.Module], binary: bool) -> tuple[list[Step], list
                 pending.append(module)
             else:
                 steps.append(Apply(module))
-    return steps, pending, binary
+    return steps, pending, kind
 
 
-def _branch(module: Concat, binary: bool) -> Branch:
+def _block(block: Residual, kind: Kind) -> AddToStream:
+    block.check_weights()
+    if kind == "states":
+        raise InputError(
+            f"{type(block).__name__} adds to real numbers, and here states ±1 come in: put it before the first binary layer, "
+            "or use fg.BinaryLinear and fg.BinaryConv2d behind states"
+        )
+    return AddToStream(block)
+
+
+def _check_on_stream(module: nn.Module) -> None:
+    if isinstance(module, BinaryLayer):
+        raise InputError(
+            f"{type(module).__name__} behind a residual block: it would take the stream's real numbers for its input, and "
+            "flips of the block's units would have ordinary derivatives in it only; end the stream before it with "
+            "fg.Sign(noise, norm)"
+        )
+    known = (*RESHAPING, *ON_STREAM, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+    if type(module) not in known or "forward" in vars(module):
+        names = ", ".join(kind.__name__ for kind in (nn.AvgPool2d, *ON_STREAM))
+        raise InputError(
+            f"{_name(module)} is not known on a residual stream: there {names}, reshaping and fg.Residual... may stand; move "
+            "it before the first block, into the head, or normalise in the block: norm=, branch_norm="
+        )
+    if isinstance(module, PoolModule):
+        check_even(module)
+
+
+def _branch(module: Concat, kind: Kind) -> Branch:
     if has_hooks(module, anywhere=False):
         raise InputError("Concat has hooks, which would never run: register them on its branches' modules")
     chains = []
     for branch in module.branches:
-        steps, pending, ends_binary = _chain([branch], binary)
-        if pending or not ends_binary:
+        steps, pending, ends = _chain([branch], kind)
+        if pending or ends != "states":
             name = _name(pending[0] if pending else branch)
             raise InputError(f"Concat: the branch ending with {name} does not give ±1 states; end it with a binary layer")
         chains.append(tuple(steps))

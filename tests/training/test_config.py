@@ -35,6 +35,14 @@ from flipgrad.training import TrainConfig
         ({"threads": 0}, "threads is 0"),
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"weight_decay": -1.0}, "weight_decay is -1.0"),
+        ({"warmup": 1.0}, "warmup is 1.0; give a share of all updates in .0, 1., e.g. 0.1"),
+        ({"warmup": -0.1}, "warmup is -0.1"),
+        ({"label_smoothing": 1.0}, "label_smoothing is 1.0; give a share of the label in .0, 1., e.g. 0.1"),
+        ({"label_smoothing": math.nan}, "label_smoothing is nan"),
+        (
+            {"label_smoothing": 0.1, "objective": "bound", "samples": 2},
+            "label_smoothing is for the expected loss; the bound is",
+        ),
         ({"weights": "ternary"}, "unknown weights 'ternary'; choose from real, binary"),
         ({"weight_noise": "logistic:0.1"}, "weight_noise 'logistic:0.1' is for binary weights; give --weights binary, too"),
         (

@@ -119,7 +119,7 @@ def test_a_run_leaves_the_global_generator_alone(tmp_path):
         ({"estimator": "reinforce+running"}, 6),
         ({"estimator": "relax"}, 6),
         ({"estimator": "rebar", "optimizer": "adam", "lr": 0.01, "schedule": "cosine"}, 6),
-        ({"samples": 2, "augment": "none", "schedule": "step", "weight_decay": 1e-3}, 8),
+        ({"samples": 2, "augment": "none", "schedule": "step", "weight_decay": 1e-3, "warmup": 0.5, "label_smoothing": 0.1}, 8),
         ({"samples": 2, "objective": "bound", "eval_train": 7}, 1),
         ({"samples": 2, "draws": "antithetic"}, 6),
         ({"momentum": 0.0, "precision": "bfloat16"}, 6),
@@ -278,6 +278,28 @@ def test_the_schedules_of_the_rate(tmp_path, monkeypatch):
     rates.clear()
     run(tmp_path / "step", schedule="step", lr=0.2, epochs=2)
     assert rates == pytest.approx([0.2] * 4 + [0.02] * 2 + [0.002] * 2)
+    rates.clear()
+    run(tmp_path / "warm", schedule="cosine", warmup=0.5, lr=0.2, epochs=2)
+    assert rates == pytest.approx([0.0, 0.05, 0.1, 0.15] + [0.1 * (1 + math.cos(math.pi * i / 4)) for i in range(4)])
+    rates.clear()
+    run(tmp_path / "constant", schedule="constant", warmup=0.25, lr=0.2, epochs=2)
+    assert rates == pytest.approx([0.0, 0.1] + [0.2] * 6)
+
+
+def test_smoothed_labels_give_the_gradient_of_torchs_own():
+    trainer = Trainer(config(augment="none", estimator="st", label_smoothing=0.2), small_net(), blobs())
+    net, x, y = trainer.net, blobs().train.x[:10], blobs().train.y[:10]
+    noise = [torch.zeros(10, 4, 2, 2), torch.zeros(10, 4, 1, 1)]
+    trainer.backward(torch.arange(10), 1.0, noise)
+    found = [parameter.grad.clone() for parameter in net.parameters()]
+    net.zero_grad()
+
+    def smoothed(outputs):
+        return nn.functional.cross_entropy(outputs, y, label_smoothing=0.2, reduction="none")
+
+    net(x, smoothed, estimator=fg.ST(), noise=noise).sum().backward()
+    for gradient, parameter in zip(found, net.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
 
 
 def test_a_rate_that_was_not_searched_for_is_refused():

@@ -192,8 +192,9 @@ def _stored_config(ctx: typer.Context, path: Path) -> TrainConfig:
     repeated = {name: given.get(name) for name in ("data_folder", "model", "estimator")}
     config = training.read_config(path, **repeated, repair=True)
     epochs = given.get("epochs", config.epochs)
-    if epochs != config.epochs and config.rate_schedule != "constant":
-        raise InputError(f"--epochs {epochs}: the {config.rate_schedule} schedule was made for {config.epochs}; leave it out")
+    if epochs != config.epochs and (config.rate_schedule != "constant" or config.warmup):
+        part = f"{config.rate_schedule} schedule" if config.rate_schedule != "constant" else "warm-up"
+        raise InputError(f"--epochs {epochs}: the {part} was made for {config.epochs}; leave it out")
     if epochs < config.epochs:
         raise InputError(f"--epochs {epochs}: the run is of {config.epochs} epochs already; give more, or leave it out")
     return replace(config, epochs=epochs)

@@ -15,6 +15,7 @@ Flips are evaluated in chunks of bounded memory.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, TypeGuard
 
 import torch
@@ -28,7 +29,8 @@ from torch.utils.checkpoint import checkpoint
 from flipgrad.affine import connect, folded_weight
 from flipgrad.contract import LayerCall, Network
 from flipgrad.errors import InputError
-from flipgrad.guards import cannot_look, has_hooks
+from flipgrad.guards import cannot_look, capturing, has_hooks
+from flipgrad.jets import Added
 from flipgrad.objectives import Objective, check_alone, evaluate
 from flipgrad.steps import Sample
 
@@ -75,6 +77,86 @@ def head_losses(
     again = torch.func.functional_call(net.head, parameters, (connect(net.tail, states),)).to(outputs.dtype)
     ordinary = evaluate(objective, again)
     return losses + (ordinary - ordinary.detach())
+
+
+def stream_losses(
+    net: Network, last: LayerCall, stream: Tensor, objective: Objective, tolerance: float, *, flip: bool
+) -> Tensor:
+    """The losses [B] of a residual ``stream`` that the ``last`` block has added to, differentiable in the ordinary way.
+
+    With ``flip``, and a linear head, the units of all blocks on whose flips the outputs depend linearly get the discrete
+    derivative in place of the ordinary one. A flip changes the outputs by a vector that is the same for all examples and,
+    behind average pooling, at all places of a channel where the convolution sees as many pixels. So the losses at flips are
+    evaluated once for each channel and kind of place. Where no flip moves an output by more than the ``tolerance``, the two
+    derivatives agree to that.
+    """
+    outputs = net.outputs(stream)
+    losses = evaluate(objective, outputs)
+    trail = last.after.trail if last.after is not None else ()
+    if not (flip and trail and is_linear(net.head) and torch.is_grad_enabled()):
+        return losses
+    check_alone(objective, outputs, losses)
+    # What an entry of the stream adds to every output, [K, ...].
+    share = folded_weight(net.head.weight.detach(), net.tail, stream).view(-1, *stream.shape[1:])
+    for part in reversed(trail):
+        if not isinstance(part, Added):
+            share = part(share)
+            continue
+        states = part.states.detach()
+        moved = part.affine.transposed(share, states[:1].expand(len(share), *states.shape[1:]))
+        if capturing() or float(moved.abs().amax()) > tolerance:
+            beyond = _beyond_ordinary(part, share, moved, states, outputs.detach(), objective)
+            losses = losses + ((part.states - states) * beyond).flatten(1).sum(1)
+        share = part.shortcut(share)
+    return losses
+
+
+def _beyond_ordinary(
+    part: Added, share: Tensor, moved: Tensor, states: Tensor, outputs: Tensor, objective: Objective
+) -> Tensor:
+    """The discrete derivative of the losses in every unit less the ordinary one, like the ``states``.
+
+    ``moved`` [K, ...] is what every unit adds to the outputs.
+    """
+    places = _alike(part, share)
+    # [units, K], or [channels * kinds, K]
+    rows = (moved if places is None else moved.flatten(2)[:, :, places[0]]).flatten(1).t()
+    with torch.enable_grad():
+        at = outputs.requires_grad_()
+        here = evaluate(objective, at)
+        (slopes,) = torch.autograd.grad(here.sum(), at)
+
+    def change(rows: Tensor) -> Tensor:
+        """For every row [K] how the losses change by the flip of a unit +1 and of a unit -1, beyond the slope, [n, 2, B]."""
+        step = torch.stack([2 * rows, -2 * rows], 1)[:, :, None]
+        return here.detach() - evaluate(objective, outputs - step) - (step * slopes).sum(-1)
+
+    with torch.no_grad():
+        plus, minus = in_chunks(change, 2 * outputs.numel(), rows).permute(1, 2, 0) / 2
+        parts = (plus - minus) / 2, (plus + minus) / 2
+        if places is not None:
+            parts = tuple(t.unflatten(1, (states.shape[1], -1))[:, :, places[1]] for t in parts)
+        even, odd = (t.reshape(states.shape) for t in parts)
+        return torch.addcmul(even, odd, states)
+
+
+def _alike(part: Added, share: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Which places of a block's states, [H * W], are of the same kind: the first of each kind, and the kind of every place.
+
+    Where all places of the stream add the same to the outputs, two of them differ only by which weights of the convolution
+    they are multiplied with. None where that is not so, and for fully connected blocks.
+    """
+    geometry = part.affine.geometry
+    if geometry is None or capturing() or not bool((share == share[:, :, :1, :1]).all()):
+        return None
+    taps = part.affine.weight.shape[2:].numel()
+    # From a channel for every weight of the kernel to one channel.
+    weight = torch.eye(taps, dtype=torch.float64, device=share.device).view(1, taps, *part.affine.weight.shape[2:])
+    each = replace(part.affine, weight=weight, geometry=geometry._replace(groups=1))
+    like = part.states.detach()[:1, :1].double().expand(-1, taps, -1, -1)
+    used = each.transposed(share.new_ones(1, 1, *share.shape[2:], dtype=torch.float64), like)[0].flatten(1).t()
+    kinds, first = torch.unique(used.round(), dim=0, return_inverse=True)
+    return torch.stack([(first == kind).nonzero()[0, 0] for kind in range(len(kinds))]), first
 
 
 def _flipped_losses(net: Network, x: Tensor, outputs: Tensor, objective: Objective) -> Tensor:

@@ -38,6 +38,7 @@ class MomentEstimator(LocalEstimator):
 
     @final
     def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+        net.check_no_stream(type(self).__name__, "its moments are those of independent units; use fg.PSA() or fg.ST()")
         self._check_padding(net.steps, binary=False)
         if not is_linear(net.head):
             raise InputError(

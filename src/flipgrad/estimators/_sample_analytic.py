@@ -27,10 +27,13 @@ from torch import Tensor
 from flipgrad.affine import AffineMap, Signal
 from flipgrad.contract import LayerCall, LocalEstimator, Network, Prior, WeightCall
 from flipgrad.errors import InputError
-from flipgrad.estimators._head import HeadGradient, head_losses
-from flipgrad.guards import once
+from flipgrad.estimators._head import HeadGradient, head_losses, stream_losses
+from flipgrad.guards import capturing, once
+from flipgrad.jets import Jets
 from flipgrad.noise import Noise
+from flipgrad.norms import SignMap
 from flipgrad.objectives import Objective
+from flipgrad.residual import Residual, order_for
 
 InputRule = Literal["auto", "sampled", "mean", "posterior", "rao-blackwell"]
 
@@ -57,10 +60,15 @@ class SampleAnalytic(LocalEstimator):
 
     @final
     def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+        if net.ends_in_stream:
+            self._check_stream_head()
+            return stream_losses(net, last, states, objective, self.tolerance, flip=self.flip_head)
         return head_losses(net, last, states, objective, self.head_gradient, flip=self.flip_head)
 
     @final
     def states(self, call: LayerCall) -> Tensor:
+        if isinstance(call.affine, SignMap):
+            return self._of_real(call, call.affine)
         with torch.no_grad():
             a = call.affine(call.x)
         sampled = call.sample(a)
@@ -82,6 +90,43 @@ class SampleAnalytic(LocalEstimator):
         )  # fmt: skip
         return states
 
+    def _of_real(self, call: LayerCall, affine: SignMap) -> Tensor:
+        """The states that are drawn from real numbers, of a residual stream for instance.
+
+        The ordinary derivative there is the norm's own; the higher ones go with the stream.
+        """
+        a = affine(call.x)
+        sampled = call.sample(a)
+        if not torch.is_grad_enabled():
+            return sampled
+        jets = Jets()
+        if self.flips and call.jets is not None:
+            jets = call.jets.scaled(affine.scale, affine.channel_dim)
+            call.order = self._order(call)
+        orders = tuple(jets.carriers)
+        states: Tensor = _StreamStates.apply(a, sampled, call.noise, orders, *jets.carriers.values())  # type: ignore[no-untyped-call]
+        return states
+
+    def _order(self, call: LayerCall) -> int:
+        """The order of discrete derivatives along the stream that the layer's states are added to."""
+        if not isinstance(call.layer, Residual):
+            return 1
+        name = type(self).__name__
+        if self.exact:
+            raise InputError(
+                f"{name}(exact=True): discrete derivatives along a residual stream are those of a polynomial of order 2 or 3; "
+                "leave out exact=True, a smaller tolerance (the default is 1e-3) takes the order 3"
+            )
+        if self.inputs not in ("auto", "sampled"):
+            raise InputError(
+                f"{name}(inputs={self.inputs!r}): a unit of a residual block acts on all later layers, and its posterior is "
+                "not known; use inputs='sampled' or 'auto'"
+            )
+        if call.layer.prelu is not None:
+            # Behind that nothing of higher order is known.
+            return 1
+        return 3 if capturing() else order_for(call.layer.branch, call.noise, self.tolerance)
+
     @final
     def weights(self, call: WeightCall) -> Tensor:
         """The weights sampled forward; backward, the gradient in their means, or straight to latent weights that are not drawn.
@@ -94,6 +139,13 @@ class SampleAnalytic(LocalEstimator):
         else:
             mean = call.latent if call.clip is None else call.latent.clamp(-call.clip, call.clip)
         return call.sample() + (mean - mean.detach())
+
+    def _check_stream_head(self) -> None:
+        if self.head_gradient == "enhanced":
+            raise InputError(
+                f"{type(self).__name__}(head='enhanced') needs a binary layer before the head, and here a residual stream "
+                "comes to it; use head='sampled'"
+            )
 
     def _prior(self, call: LayerCall) -> Prior | None:
         """What the layer's binary inputs are averaged by; None where its weights take the sampled states."""
@@ -156,3 +208,27 @@ class _PathStates(torch.autograd.Function):
         needs_x, needs_parameters = ctx.needs_input_grad[0], any(ctx.needs_input_grad[12:])
         grad_x, *grads = affine.gradients(back, of_x=needs_x, of_parameters=needs_parameters)
         return grad_x, *[None] * 11, *grads
+
+
+@final
+class _StreamStates(torch.autograd.Function):
+    """States drawn from real numbers; backward, the derivative of their means, and higher ones to carriers of the stream."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, states: Tensor, noise: Noise, orders: tuple[int, ...], *carriers: Tensor) -> Tensor:
+        return states.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        a, _, ctx.noise, ctx.orders, *_ = inputs
+        ctx.save_for_backward(a)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (a,) = ctx.saved_tensors
+        twice = 2 * grad
+        higher = [ctx.noise.pdf_derivative(a, order - 1) * twice for order in ctx.orders]
+        return ctx.noise.pdf(a) * twice, None, None, None, *higher

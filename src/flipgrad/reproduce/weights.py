@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from flipgrad import gradeval, plots
+from flipgrad.connections import WeightKind
 from flipgrad.data import VARIABLE, usual_folder
 from flipgrad.estimators.names import for_training
-from flipgrad.layers import BinaryLinear, WeightKind
+from flipgrad.layers import BinaryLinear
 from flipgrad.network import Sequential
 from flipgrad.noise import Logistic
 from flipgrad.objectives import CrossEntropy

@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import torch
 
+from flipgrad.connections import WeightKind
 from flipgrad.data import AUGMENTATIONS, SOURCES, DataSet
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.estimators.names import for_training, is_user_estimator
 from flipgrad.guards import keeping_buffers
-from flipgrad.layers import WeightKind
 from flipgrad.network import Sequential, layers_with_binary_weights
 from flipgrad.noise import NOISES, Noise, noise_by_name
 from flipgrad.objectives import CrossEntropy
@@ -38,6 +38,8 @@ MOST_THREADS = 1024
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # What a field's type allows; whole numbers are numbers, too.
 TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "str": (str,), "None": (type(None),)}
+# Options that are a share of something.
+SHARES = {"warmup": "all updates", "label_smoothing": "the label", "validation": "the training images"}
 
 # The panels of options in the command's help.
 PROBLEM, METHOD, MACHINE, STORED = "Problem", "Method", "Machine", "What is stored"
@@ -102,6 +104,9 @@ class TrainConfig:
         f"Gradient estimator: {', '.join(ESTIMATORS)}; psa:sampled (the paper's), arms:8, reinforce+running too; or your own, "
         "mine:Mix.",
     )
+    label_smoothing: float = _option(
+        0.0, METHOD, "Share of every label that is spread evenly over all classes while training, e.g. 0.1."
+    )
     objective: str = _choice(METHOD, "What to minimise: the expected loss, or the multi-sample bound.", "expected", "bound")
     samples: int = _option(1, METHOD, "Draws of all noises per update.", least=1)
     draws: str = _choice(
@@ -121,6 +126,11 @@ class TrainConfig:
         "constant",
         "cosine",
         "step",
+    )
+    warmup: float = _option(
+        0.0,
+        METHOD,
+        "Share of all updates in which the learning rate rises from 0, before its schedule; 0.1 suits large batches.",
     )
     optimizer: str = _choice(METHOD, "sgd (with Nesterov momentum) or adam.", "sgd", "adam")
     momentum: float = _option(0.9, METHOD, "Of SGD.")
@@ -154,13 +164,21 @@ class TrainConfig:
             raise InputError(f"the momentum is {self.momentum}; it must be in [0, 1), e.g. 0.9")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise InputError(f"weight_decay is {self.weight_decay}; it must be 0 or more and finite, e.g. 1e-4")
-        if not 0 <= self.validation < 1:
-            raise InputError(f"validation is {self.validation}; give a share of the training images in [0, 1), e.g. 0.1")
+        for name, whole in SHARES.items():
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; give a share of {whole} in [0, 1), e.g. 0.1")
+        self._check_objective()
+        check_device(self.device)
+
+    def _check_objective(self) -> None:
         if self.objective == "bound" and self.samples < 2:
             raise InputError("the bound of one sample is the expected loss; give more, e.g. --samples 5")
+        if self.objective == "bound" and self.label_smoothing:
+            raise InputError(
+                "label_smoothing is for the expected loss; the bound is on the likelihood of labels: leave one out"
+            )
         if self.draws == "antithetic" and (self.samples % 2 or self.objective == "bound"):
             raise InputError("antithetic draws are pairs for the expected loss; give an even number of them, e.g. --samples 2")
-        check_device(self.device)
 
     @property
     def noise_of_weights(self) -> Noise | None:

@@ -12,12 +12,14 @@ import torch
 from torch import nn
 
 from flipgrad import memory
+from flipgrad.connections import WeightKind
 from flipgrad.data import DataSet
 from flipgrad.errors import InputError
-from flipgrad.layers import BinaryConv2d, BinaryLinear, WeightKind
+from flipgrad.layers import BinaryConv2d, BinaryLinear
 from flipgrad.network import Sequential
 from flipgrad.noise import Noise
 from flipgrad.norms import ScaleShift
+from flipgrad.residual import ResidualConv2d, ShortcutKind
 
 # Before every sign: nothing, BatchNorm, or a learned scale and shift per channel.
 NormName = Literal["none", "batch", "affine"]
@@ -28,6 +30,9 @@ WEIGHTS: tuple[WeightKind, ...] = get_args(WeightKind)
 CIFAR_CHANNELS = (96, 96, 96, 192, 192, 192, 192, 192)
 CIFAR_KERNELS = (3, 3, 3, 3, 3, 3, 3, 1)
 CIFAR_STRIDES = (1, 1, 2, 1, 1, 2, 1, 1)
+
+# Channels and residual blocks of every stage of the residual network.
+RESIDUAL_STAGES = ((64, 2), (128, 3), (256, 3))
 
 # Units of one layer: with more of them, sizes of weights leave the numbers of 64 bits.
 MOST_UNITS = 2**24
@@ -131,6 +136,40 @@ def cifar_net(
     return _convolutional("cifar_net", 3, convs, classes, width, _Kind(noise, norm, weights, weight_noise), real=0)
 
 
+def residual_net(
+    width: float = 1.0,
+    classes: int = 10,
+    *,
+    noise: Noise | None = None,
+    norm: NormName = "batch",
+    weights: WeightKind = "real",
+    weight_noise: Noise | None = None,
+) -> Sequential:
+    """A residual network for 32x32 colour images: a real-valued convolution, eight residual blocks, a linear head.
+
+    The first convolution has a stride of 2, as arithmetic is better spent on many channels of 16x16 pixels and fewer than at
+    32x32. The blocks are :class:`flipgrad.ResidualConv2d` with PReLU, of 64, 128 and 256 channels at 16x16, 8x8 and 4x4.
+    Arguments are those of :func:`digits_net`, with norms of the stream before every sign and of what a block adds to it; all
+    weights of blocks may be binary. The recipe "cifar10" trains it, see :mod:`flipgrad.training.recipes`.
+    """
+    kind = _Kind(noise, norm, weights, weight_noise)
+    channels = _widened("residual_net", width, [channels for channels, _ in RESIDUAL_STAGES])
+    before = channels[0]
+    blocks: list[nn.Module] = []
+    for now, (_, count) in zip(channels, RESIDUAL_STAGES, strict=True):
+        for number in range(count):
+            options = kind.options(nn.BatchNorm2d, now, real_inputs=False)
+            options["branch_norm"] = options["norm"]
+            options["norm"] = kind.options(nn.BatchNorm2d, before, real_inputs=False)["norm"]
+            shortcut: ShortcutKind = "project" if now % before else "repeat"
+            stride = 2 if blocks and not number else 1
+            blocks.append(ResidualConv2d(before, now, stride=stride, shortcut=shortcut, prelu=True, **options))
+            before = now
+    first = nn.Conv2d(3, channels[0], 4, 2, 1, bias=False), nn.BatchNorm2d(channels[0]), nn.PReLU(channels[0])
+    head = nn.Sequential(nn.BatchNorm2d(before), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+    return Sequential(*first, *blocks, head=head)
+
+
 def fully_connected(
     inputs: int,
     widths: Sequence[int],
@@ -161,6 +200,7 @@ MODELS: dict[str, tuple[Callable[..., Sequential], tuple[int, int, int]]] = {
     "digits": (digits_net, (1, 8, 8)),
     "mnist": (mnist_net, (1, 28, 28)),
     "cifar": (cifar_net, (3, 32, 32)),
+    "residual": (residual_net, (3, 32, 32)),
 }
 
 

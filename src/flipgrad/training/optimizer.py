@@ -72,9 +72,18 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
 def scheduled_rate(config: TrainConfig, share: float) -> float:
     """The learning rate when a ``share`` of all updates is done.
 
+    During ``config.warmup`` it rises in proportion to the updates; the schedule is over the rest of them.
+
+    Goyal et al. Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour. 2017, section 2.2.
+
     >>> [scheduled_rate(TrainConfig(lr=1.0, schedule="step"), share) for share in (0, 0.5, 0.75)]
     [1.0, 0.1, 0.01]
+    >>> [scheduled_rate(TrainConfig(lr=1.0, schedule="cosine", warmup=0.5), share) for share in (0, 0.25, 0.5, 0.75, 1)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
     """
+    if share < config.warmup:
+        return config.rate * share / config.warmup
+    share = (share - config.warmup) / (1 - config.warmup)
     if config.rate_schedule == "cosine":
         return config.rate * (1 + math.cos(math.pi * share)) / 2
     if config.rate_schedule == "step":

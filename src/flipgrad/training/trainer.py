@@ -10,13 +10,14 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn import functional
 
 from flipgrad.bounds import bound_losses, mean_losses
 from flipgrad.data import AUGMENTATIONS, DataSet, Split
 from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
 from flipgrad.network import Sequential, parameters_by_layer, sample_weight_noise
-from flipgrad.objectives import CrossEntropy
+from flipgrad.objectives import CrossEntropy, Objective, SoftCrossEntropy
 from flipgrad.training.config import TrainConfig, augmentation
 from flipgrad.training.metrics import Evaluation, changed_signs, evaluate, weight_signs
 from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate, set_rate
@@ -48,6 +49,19 @@ def stream_seed(seed: int, stream: Stream, *numbers: int) -> int:
     False
     """
     return int(np.random.SeedSequence([seed, stream, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def training_objective(labels: Tensor, classes: int, smoothing: float) -> Objective:
+    """The cross-entropy that is minimised: with the share ``smoothing`` of every label spread evenly over all classes.
+
+    Szegedy, Vanhoucke, Ioffe, Shlens, Wojna. Rethinking the Inception Architecture for Computer Vision. CVPR 2016, section 7.
+
+    >>> training_objective(torch.tensor([1]), 4, 0.2).p_star
+    tensor([[0.0500, 0.8500, 0.0500, 0.0500]])
+    """
+    if not smoothing:
+        return CrossEntropy(labels)
+    return SoftCrossEntropy((1 - smoothing) * functional.one_hot(labels, classes) + smoothing / classes)
 
 
 @final
@@ -141,7 +155,7 @@ class Trainer:
     def backward(self, examples: Tensor, factor: float, noise: Sequence[Tensor] | None = None) -> None:
         """Add the estimated gradient of ``factor`` times the sum of the ``examples``' losses."""
         x = self._augment(self._train.x[examples], self.data.background, self._augmenting)
-        objective = CrossEntropy(self._train.y[examples])
+        objective = training_objective(self._train.y[examples], self.data.classes, self.config.label_smoothing)
         weight_noise = sample_weight_noise(self.net, self._weight_noise)
         how: dict[str, Any] = {"estimator": self._estimator, "generator": self._noise, "noise": noise, "index": examples}
         if weight_noise:
