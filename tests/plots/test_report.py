@@ -84,6 +84,7 @@ def test_the_page_says_what_the_files_say(full):
     assert "✗ is zero" in shown.text
     assert "Least certain of the rest" in shown.text
     assert "1 sample (ECE 12.00%) 4 samples (ECE 3.10%) deterministic (ECE 20.00%)" in shown.text
+    assert "flipgrad evaluate with the folder" not in shown.text
     assert "What do more samples buy? From 1 to 8 samples the accuracy goes from 92.00% to 96.50%" in shown.text
 
 
@@ -158,6 +159,7 @@ def test_what_is_missing_is_left_out(tmp_path):
     shown = page(tmp_path)
     assert "A stochastic binary network" in shown.text
     assert "No whole epoch was evaluated." in shown.text
+    assert "flipgrad evaluate with the folder of this run adds calibration" in shown.text
     assert shown.tags("figure") == []
     assert [link["href"] for link in shown.tags("a")] == ["#configuration"]
 

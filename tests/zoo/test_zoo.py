@@ -13,12 +13,12 @@ import typer
 import flipgrad as fg
 from command_line import flipgrad
 from flipgrad import cli, files
-from flipgrad.data import SOURCES, digits
+from flipgrad.data import SOURCES, DataSet, Split, digits
 from flipgrad.network import layers_with_binary_weights
-from flipgrad.training import RunFolder, TrainConfig, evaluate, load_data, load_run, make_net, train
+from flipgrad.training import MODELS, RunFolder, TrainConfig, evaluate, load_data, load_run, make_net, train
 from flipgrad.zoo import Card, Zoo, adding
 from flipgrad.zoo.cards import recipe
-from flipgrad.zoo.folder import LARGEST_ZOO, half_precision
+from flipgrad.zoo.folder import FORMAT, LARGEST_ZOO, half_precision
 
 DATA = Path(os.environ.get("FLIPGRAD_DATA", Path(__file__).parents[2] / "../shared/data"))
 DOCS = Path(__file__).parents[2] / "docs" / "zoo.md"
@@ -144,6 +144,23 @@ def test_a_network_of_a_run_can_be_added_and_loaded(run, zoo):
     assert zoo.load_run("toy-binary").same_data
     assert fg.zoo.add(zoo, run, "toy-binary", samples=1).test["samples"] == 1
     assert zoo.names() == ["toy-binary"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("weights", ["real", "binary"])
+def test_every_model_can_be_in_the_zoo(zoo, model, weights):
+    """It is made anew from its name and the shape of its inputs; no data are needed."""
+    inputs = list(MODELS[model][1])
+    config = TrainConfig(data={8: "digits", 28: "mnist", 32: "cifar10"}[inputs[-1]], model=model, weights=weights, width=0.25)
+    classes, blank = 10, Split(torch.zeros(2, *inputs), torch.zeros(2).long())
+    net = make_net(config, DataSet(config.data, blank, blank, classes, background=0.0))
+    stored = {key: half_precision(tensor) for key, tensor in net.state_dict().items()}
+    content = {"weights": files.tensors_checksum(stored), "inputs": inputs, "classes": classes, "config": config}
+    zoo.store(replace(fg.zoo.card("digits"), name="any", **content), files.tensors_to_bytes(FORMAT, stored))
+    loaded = zoo.load("any")
+    for key, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, stored[key].to(tensor.dtype))
+    assert loaded(torch.zeros(2, *inputs)).shape == (2, classes)
 
 
 def test_half_precision_keeps_every_sign():
