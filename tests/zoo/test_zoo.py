@@ -317,13 +317,18 @@ def test_the_command_lists_shows_and_adds(run, tmp_path, capsys):
     assert f"`{fg.zoo.card('digits-binary').command}`" in out
     assert flipgrad(capsys, "zoo", "--markdown")[1] == fg.zoo.markdown() + "\n"
     folder = str(tmp_path / "own")
+    code, _, err = flipgrad(capsys, "zoo", "--folder", folder)
+    assert code == 2
+    assert "is no folder; make it first, or leave it out for the package's own" in err
+    (tmp_path / "own").mkdir()
     code, out, err = flipgrad(capsys, "zoo", "toy", "--add", str(run), "--folder", folder, "--samples", "2")
     assert (code, err) == (0, "")
     assert f"Stored in {folder}" in out
     assert "| toy |" in flipgrad(capsys, "zoo", "--folder", folder, "--markdown")[1]
-    code, _, err = flipgrad(capsys, "zoo", "--add", str(run))
-    assert code == 2
-    assert "--add stores the network of a run under a name: give it" in err
+    for arguments in (["--folder", folder], ["toy"]):
+        code, _, err = flipgrad(capsys, "zoo", *arguments, "--add", str(run))
+        assert code == 2
+        assert "--add stores the network of a run under a name in a folder: give both, e.g. flipgrad zoo NAME --add RUN" in err
     code, _, err = flipgrad(capsys, "zoo", "nothing")
     assert code == 2
     assert "there is no network 'nothing' in the zoo; choose from digits" in err

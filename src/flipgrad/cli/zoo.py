@@ -1,6 +1,8 @@
 """``flipgrad zoo``."""
 
+import os
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Annotated
 
 import typer
@@ -17,7 +19,7 @@ from flipgrad.zoo.cards import overview
 def zoo(
     name: Annotated[str | None, typer.Argument(help="Show the card of this network (default: a table of all).")] = None,
     add: Annotated[
-        Path | None, typer.Option(help="For developers: measure the network of this run, and store it and its card as NAME.")
+        Path | None, typer.Option(help="Measure the network of this run, and store it and its card as NAME in --folder.")
     ] = None,
     data_folder: Annotated[str | None, typer.Option(help="With --add: where the data set's files are now.")] = None,
     samples: Annotated[
@@ -29,17 +31,18 @@ def zoo(
 ) -> None:
     """List the trained networks that come with flipgrad, show the card of one, or add the network of a run."""
     check_seed(seed)
+    if folder is not None and not os.path.isdir(folder):
+        raise InputError(f"--folder {brief(str(folder))} is no folder; make it first, or leave it out for the package's own")
     chosen = flipgrad.zoo.OURS if folder is None else Zoo(folder)
     console = Console(markup=False, highlight=False)
     if add is not None:
-        if name is None:
-            raise InputError(
-                "--add stores the network of a run under a name: give it, e.g. flipgrad zoo mnist-binary --add RUN"
-            )
-        chosen.path.mkdir(parents=True, exist_ok=True)
+        # Named in full: nobody is to change an installed package by chance.
+        if name is None or folder is None:
+            how = "flipgrad zoo NAME --add RUN --folder src/flipgrad/zoo/networks"
+            raise InputError(f"--add stores the network of a run under a name in a folder: give both, e.g. {how}")
         stored = flipgrad.zoo.add(chosen, add, name, data_folder=data_folder, samples=samples, seed=seed)
-        console.print(stored.markdown())
-        console.print(f"Stored in {chosen.path}", soft_wrap=True)
+        console.print(stored.markdown(), soft_wrap=True)
+        console.print(f"Stored in {folder}", soft_wrap=True)
     elif as_markdown:
         typer.echo(flipgrad.zoo.markdown(chosen))
     elif name is not None:
