@@ -25,7 +25,7 @@ LAYERS = [
     ["jets"],
     ["norms", "contract"],
     ["connections", "record"],
-    ["layers"],
+    ["layers", "max_pooling"],
     ["residual"],
     ["steps"],
     ["network"],

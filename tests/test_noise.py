@@ -269,3 +269,14 @@ def test_log_odds(noise):
     expected = noise.log_cdf(a) - noise.log_cdf(-a)
     torch.testing.assert_close(noise.log_odds(a), expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(torch.tanh(noise.log_odds(a) / 2), noise.mean_sign(a), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("noise", [Logistic(), Logistic(0.3), Normal(1.2)], ids=str)
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_derivatives_are_those_of_the_cdf(noise: Noise, order: int) -> None:
+    a = torch.linspace(-20, 20, 81, dtype=torch.float64)
+    expected = [noise.pdf(a), *(noise.pdf_derivative(a, k) for k in range(1, order))]
+    found = noise.derivatives(a, order)
+    assert len(found) == order
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=0)

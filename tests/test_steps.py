@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import flipgrad as fg
 from flipgrad.contract import Network
 from flipgrad.sampling import fresh
-from flipgrad.steps import Apply, Branch, Sample, network
+from flipgrad.steps import Apply, Branch, PoolStates, Sample, network
 
 
 def conv(**rest) -> fg.BinaryConv2d:
@@ -44,7 +44,9 @@ REFUSED = [
     (nn.Tanh(), r"Tanh\(\)"),
     (nn.BatchNorm2d(4), r"BatchNorm2d\(4, .*\)"),
     (nn.Dropout(0.25), r"Dropout\(p=0\.25, inplace=False\)"),
-    (nn.MaxPool2d(2), r"MaxPool2d\(kernel_size=2, .*\)"),
+    (nn.AdaptiveMaxPool2d(2), r"AdaptiveMaxPool2d\(output_size=2\)"),
+    (nn.MaxPool1d(2), r"MaxPool1d\(kernel_size=2, .*\)"),
+    (nn.LPPool2d(2, 2), r"LPPool2d\(.*\)"),
     (nn.ReflectionPad2d(1), r"ReflectionPad2d\(\(1, 1, 1, 1\)\)"),
     (nn.Conv2d(4, 4, 1), r"Conv2d\(4, 4, .*\)"),
     (nn.Upsample(scale_factor=2), r"Upsample\(.*\)"),
@@ -100,6 +102,15 @@ def test_allowed_between_and_applied_as_it_is(module):
     steps, tail = net.steps, net.tail
     assert steps == (Sample(first, (), False), Apply(module), Sample(second, (), True))
     assert tail == (module,)
+
+
+@pytest.mark.parametrize("module", [nn.MaxPool2d(2), fg.MaxPool2d(2)], ids=["nn", "fg"])
+def test_max_pooling_is_a_step_also_before_the_head(module):
+    first, second, flatten = conv(), conv(), nn.Flatten()
+    net = planned([first, module, second, module, flatten])
+    assert net.steps == (Sample(first, (), False), PoolStates(module), Sample(second, (), True), PoolStates(module))
+    assert net.tail == (flatten,)
+    assert net.steps[1].keeps_units
 
 
 @pytest.mark.parametrize("module", [nn.AvgPool2d(2), nn.AvgPool2d(3, 1, padding=1), nn.AdaptiveAvgPool2d(1)], ids=str)

@@ -32,6 +32,7 @@ from flipgrad.estimators import (
     Tanh,
 )
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear, use
+from flipgrad.max_pooling import MaxPool2d
 from flipgrad.network import Member, Sequential
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 from flipgrad.norms import ScaleShift
@@ -45,7 +46,7 @@ __version__ = "0.1.0.dev0"
 # fmt: off
 __all__ = [  # noqa: RUF022
     # networks
-    "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "Member", "ScaleShift", "Sequential", "use",
+    "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "MaxPool2d", "Member", "ScaleShift", "Sequential", "use",
     "Residual", "ResidualConv2d", "ResidualLinear", "Sign",
     # what it costs
     "LayerSummary", "Summary", "summary",

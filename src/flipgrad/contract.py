@@ -43,6 +43,10 @@ class StateDistribution:
         """log p(+1) / p(-1) of every state, given the layer's input."""
         return self.noise.log_odds(self.a)
 
+    def prior(self) -> Prior:
+        """What the layer that is given the states knows of them."""
+        return Prior((self,), self.log_odds)
+
 
 @final
 @dataclass(frozen=True)
@@ -232,7 +236,7 @@ class Network:
 
     Attributes:
         real: the real-valued modules in front.
-        steps: from the first binary layer to the last.
+        steps: from the first binary layer to the last, or to max-pooling behind it.
         tail: linear modules between the last states and the head.
         head: the module that gives outputs [B, K].
         streams: whether there are residual blocks, and
@@ -273,7 +277,7 @@ class Network:
         return run_steps(self.steps, inputs, None, visit, draw)[0]
 
     def outputs(self, states: Tensor) -> Tensor:
-        """The head's outputs [..., K] for the last layer's states."""
+        """The head's outputs [..., K] for the last states, as :meth:`run` gives them."""
         outputs: Tensor = self.head(called(self.tail, states))
         if outputs.dim() < 2 or outputs.shape[0] != states.shape[0]:
             raise InputError(

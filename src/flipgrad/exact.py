@@ -35,7 +35,7 @@ from flipgrad.network import Sequential, check_sequential, probabilities
 from flipgrad.noise import sign
 from flipgrad.objectives import Objective, evaluate
 from flipgrad.sampling import fresh
-from flipgrad.steps import Apply, Branch, Sample
+from flipgrad.steps import Apply, Branch, PoolStates, Sample
 
 # Entries of one transition matrix: 2**24 is 12 units to 12 units, or 64 MiB in float32.
 BUDGET = 2**24
@@ -285,6 +285,10 @@ def _transitions(steps: Iterable[Step], x: Tensor, weights: Weights) -> tuple[li
     for step in steps:
         if isinstance(step, Apply):
             x = called([step.module], x)
+            continue
+        if isinstance(step, PoolStates):
+            # Several states before it may be one after it, whose probabilities add up where they are used.
+            x = step.states(x)
             continue
         if isinstance(step, Sample):
             matrix, x = _layer(step, x, weights)

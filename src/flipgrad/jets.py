@@ -168,13 +168,12 @@ class _Flips(torch.autograd.Function):
         for order, grad in zip(ctx.orders, grads, strict=True):
             if grad is None:
                 continue
-            factor = _coefficient(order)
             if ctx.needs_input_grad[0]:
-                part = factor * _over_units(affine, scale, order, grad, states)
+                part = _over_units(affine, scale, order, grad, states)
                 part = part * states if order % 2 == 0 else part
                 u = part if u is None else u + part
             if ctx.needs_input_grad[1] and affine.binary_weights:
-                part = factor * _over_weights(affine, scale, order, grad, states)
+                part = _coefficient(order) * _over_weights(affine, scale, order, grad, states)
                 v = part if v is None else v + part
         return u, v, None, None, None, None
 
@@ -189,11 +188,11 @@ def _coefficient(order: int) -> float:
 
 
 def _over_units(affine: Affine, scale: Tensor | None, order: int, grad: Tensor, states: Tensor) -> Tensor:
-    """The sums over outputs of w^order H, for every unit."""
+    """The sums over outputs of w^order H, with their coefficient, for every unit."""
     if affine.binary_weights and order % 2 == 0:
         return _over_windows(affine, scale, order, grad, states)
     weight = affine.weight if scale is None else per_channel(affine.weight, scale)
-    return replace(affine, weight=weight**order, binary_weights=False).transposed(grad, states)
+    return replace(affine, weight=_coefficient(order) * weight**order, binary_weights=False).transposed(grad, states)
 
 
 def _over_windows(affine: Affine, scale: Tensor | None, order: int, grad: Tensor, states: Tensor) -> Tensor:
@@ -201,10 +200,10 @@ def _over_windows(affine: Affine, scale: Tensor | None, order: int, grad: Tensor
     if scale is not None:
         grad = grad * over_channels(scale, affine) ** order
     if affine.geometry is None:
-        return grad.sum(-1, keepdim=True).expand_as(states)
+        return _coefficient(order) * grad.sum(-1, keepdim=True).expand_as(states)
     groups = affine.geometry.groups
     per_group = grad.unflatten(1, (groups, -1)).sum(2)
-    ones = affine.weight.new_ones(groups, 1, *affine.weight.shape[2:])
+    ones = affine.weight.new_full((groups, 1, *affine.weight.shape[2:]), _coefficient(order))
     part = replace(affine, weight=ones, binary_weights=False).transposed(per_group, states[:, :groups])
     return part.repeat_interleave(states.shape[1] // groups, 1)
 

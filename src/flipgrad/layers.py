@@ -98,7 +98,7 @@ class BinaryLayer(nn.Module, ABC):
             prior.read()
         call = LayerCall(self, x, binary, (), draw, prior)
         result = estimate(rule.visit(call), twice=rule.second_derivatives)
-        mark(result, call.distribution)
+        mark(result, call.distribution and call.distribution.prior())
         return result
 
 
@@ -228,11 +228,12 @@ def use(model: ModelT, estimator: LocalEstimator | None, *, generator: Generator
     For networks written by hand: skip connections, branches, concatenations. Whatever follows the last binary layer is
     differentiated in the ordinary way, i.e. the head is linearised; :class:`flipgrad.Sequential` flips it exactly.
 
-    Between binary layers states may be reshaped, permuted, sliced, padded with ±1, concatenated, or change their sign: from
-    autograd's record every layer sees that each entry of its input is one unit. All else, max-pooling or a sum say, is refused
-    by name. So is a unit that one input holds twice, whose copies would be flipped one at a time; it may go to many layers.
-    With ``inputs="posterior"`` or "rao-blackwell" it may go to one layer only, and not to the head besides. What autograd does
-    not record (``detach``, ``torch.no_grad``, comparisons) is taken for constant, as everywhere in torch.
+    Between binary layers states may be reshaped, permuted, sliced, padded with ±1, concatenated, change their sign, or be
+    pooled by :class:`flipgrad.MaxPool2d`: from autograd's record every layer sees that each entry of its input is one unit. All
+    else, torch's own max-pooling or a sum say, is refused by name. So is a unit that one input holds twice, whose copies would
+    be flipped one at a time; it may go to many layers. With ``inputs="posterior"`` or "rao-blackwell" it may go to one layer
+    only, and not to the head besides. What autograd does not record (``detach``, ``torch.no_grad``, comparisons) is taken for
+    constant, as everywhere in torch.
 
     Args:
         model: any module with binary layers in it.
@@ -278,5 +279,6 @@ def _check_states(x: Tensor, layer: str, *, relaxed: bool) -> None:
     raise InputError(
         f"{layer} was handed {kind} (for example {wrong:g}): binary layers take each other's states as they "
         "are. Reshape, slice or concatenate them; do not scale, add or activate them, nor mix them with real values (a sum of "
-        "two states is the concatenation with the weight twice, an average pooling belongs into fg.Sequential)"
+        "two states is the concatenation with the weight twice, an average pooling belongs into fg.Sequential). To make states "
+        "of real numbers, such as a residual stream, quantise them: fg.Sign(noise)(x)"
     )

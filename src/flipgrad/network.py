@@ -26,8 +26,8 @@ class Sequential(nn.Module):
 
     Before the first binary layer any modules may stand; their output is real-valued and never flipped. Between binary layers
     only what keeps the estimators right: reshaping, padding with 0 or ±1, average pooling (folded into the next layer's
-    weight for flips) and concatenation (:class:`flipgrad.Concat`). The rest is refused by name. An empty batch gives an
-    empty result.
+    weight for flips), max-pooling whose windows do not overlap (see :mod:`flipgrad.max_pooling`) and concatenation
+    (:class:`flipgrad.Concat`). The rest is refused by name. An empty batch gives an empty result.
 
     Args:
         modules: the layers in order.
@@ -118,7 +118,7 @@ class Sequential(nn.Module):
         return self.network().run(inputs, visit, draw)
 
     def outputs(self, states: Tensor) -> Tensor:
-        """The head's outputs [..., K] for the last layer's states."""
+        """The head's outputs [..., K] for the last states, as :meth:`run` gives them."""
         return self.network().outputs(states)
 
     @torch.no_grad()

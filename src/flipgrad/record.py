@@ -13,17 +13,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from flipgrad.contract import CERTAIN, Prior, StateDistribution
+from flipgrad.contract import CERTAIN, Prior
 from flipgrad.errors import InputError
 
-# The note that autograd keeps with a node which gave a layer's states: what they were drawn from, or None.
+# The name of the Mark that autograd keeps with a node which gave states.
 _MARK = "flipgrad.states"
 
 # fmt: off
@@ -41,6 +41,16 @@ LINEAR = {
 # Of the first kind, those whose result may hold entries that come from elsewhere.
 JOINING = {"Cat", "ConstantPadNd", "Stack"}
 # fmt: on
+
+# How a layer can do without what it refuses.
+ORDINARY_INSTEAD = "; layer(x, binary=False) takes the ordinary derivative there"
+
+
+class Mark(NamedTuple):
+    """What is known of states: with which probabilities they were drawn, if that is known, and a sign of every draw of them."""
+
+    prior: Prior | None
+    sources: frozenset[object]
 
 
 @final
@@ -88,11 +98,14 @@ class Record:
                 pending.extend(users[node])
         return cls(x, tuple(states), between, opaque)
 
-    def check(self, layer: str, dims: int, *, relaxed: bool = False, told: bool = False) -> None:
+    def check(
+        self, layer: str, dims: int, *, relaxed: bool = False, told: bool = False, otherwise: str = ORDINARY_INSTEAD
+    ) -> None:
         """Refuse, on behalf of a ``layer``, what its estimator would silently be wrong for.
 
         The last ``dims`` dimensions of ``x`` make one input of the layer, in which a unit may stand once; ``relaxed`` states
-        may be anywhere between -1 and 1; ``told`` is whether it was said that ``x`` holds states.
+        may be anywhere between -1 and 1; ``told`` is whether it was said that ``x`` holds states; ``otherwise`` is a last
+        piece of advice.
         """
         if not self.states:
             if self.opaque is not None and not told and bool((self.x.abs() <= 1 if relaxed else self.x.abs() == 1).all()):
@@ -114,34 +127,48 @@ class Record:
                 raise InputError(
                     f"{layer} was handed states that went through {_name(node)}, which is not known to keep gradients right: "
                     "between binary layers only reshape, permute, slice, pad, concatenate states or change their sign. Move it "
-                    "before the first binary layer or behind the last; in place of pooling, use a stride, or nn.AvgPool2d in "
-                    "fg.Sequential; layer(x, binary=False) takes the ordinary derivative there"
+                    "before the first binary layer or behind the last; in place of pooling, use fg.MaxPool2d, a stride, or "
+                    f"nn.AvgPool2d in fg.Sequential; a residual stream is quantised first, fg.Sign(noise)(x){otherwise}"
                 )
+        if len(self.sources) < sum(len(mark.sources) for mark in self._marks):
+            raise InputError(
+                f"{layer} was handed states of one layer twice, pooled and as they are or pooled in two ways, and a flip of a "
+                f"unit may then be one of several entries: hand over one of them{otherwise}"
+            )
         operations = {_operation(node) for node in passed}
         plain = operations <= MOVING and set(self.between.values()) == {1}
-        if not plain and not self._is_one_to_one(dims):
+        shifted = relaxed and any(_shifts(node, self.between) for node in passed)
+        if not plain and (shifted or not self._is_one_to_one(dims)):
             raise InputError(
                 f"{layer} was handed states that are not each one unit of another layer: a unit stands there twice, or units "
-                "were added up or scaled, and a flip of one entry is then no flip of one unit. Hand every unit over once (a "
-                "unit twice is the unit once with the sum of both weights); layer(x, binary=False) takes the ordinary "
-                "derivative there"
+                "were added up, shifted or scaled, so that a flip of an entry is no flip of a unit. Hand every unit over once "
+                f"(a unit twice is the unit once with the sum of both weights){otherwise}"
             )
         if relaxed and not (plain and operations.isdisjoint(JOINING)):
             self._check_others(layer)
 
     def prior(self) -> Prior | None:
         """With which probabilities ``x``, made of states, was drawn; None if that is not known."""
-        known: list[StateDistribution | None] = [node.metadata[_MARK] for node in self.states]
-        distributions = [distribution for distribution in known if distribution is not None]
-        if not distributions or len(distributions) < len(known):
+        priors = [mark.prior for mark in self._marks if mark.prior is not None]
+        if not priors or len(priors) < len(self.states):
             return None
-        return Prior(tuple(distributions), lambda: self._log_odds(distributions), watch=self._watched)
+        distributions = tuple(distribution for prior in priors for distribution in prior.distributions)
+        return Prior(distributions, lambda: self._log_odds(priors), watch=lambda: self.watch(self.x.view_as(self.x)))
 
-    def _log_odds(self, distributions: Sequence[StateDistribution]) -> Tensor:
+    @property
+    def sources(self) -> frozenset[object]:
+        """A sign of every draw of states that ``x`` was computed from."""
+        return frozenset().union(*(mark.sources for mark in self._marks))
+
+    @property
+    def _marks(self) -> list[Mark]:
+        return [node.metadata[_MARK] for node in self.states]
+
+    def _log_odds(self, priors: Sequence[Prior]) -> Tensor:
         """Those of the states' units, moved as these were to become ``x``; what came from elsewhere is certain."""
         if self._is_unmoved:
-            return distributions[0].log_odds()
-        moved = self._moved([distribution.log_odds() for distribution in distributions])
+            return priors[0].log_odds()
+        moved = self._moved([prior.log_odds() for prior in priors])
         return torch.where(self._units() != 0, moved, CERTAIN * self.x.detach())
 
     @property
@@ -149,18 +176,21 @@ class Record:
         """Whether ``x`` is the states of one layer as they are."""
         return self.states == (self.x.grad_fn,)
 
-    def _watched(self) -> Tensor:
-        """``x`` for the only layer that reads its units: on the way back, a gradient of theirs from anywhere else is an error.
+    def watch(self, read: Tensor) -> Tensor:
+        """What the only layer that reads the units ``x`` has ``read``: on the way back, a gradient from elsewhere is an error.
 
         The gradient that comes to the units must be the one that this layer gave, only moved. No hook here may refer to nodes
         of the graph, which would keep it alive for ever.
         """
         shares = [torch.ones_like(self.x)] if self._is_unmoved else [self._units(k) for k in range(len(self.states))]
         given: dict[int, float] = {}
-        read = self.x.view_as(self.x)
         read.register_hook(lambda grad: given.update((k, _energy(grad * share)) for k, share in enumerate(shares)))
         for k, node in enumerate(self.states):
             node.register_prehook(partial(_check_alone, given, k))
+        for mark in self._marks:
+            # Units that were pooled to become these.
+            if mark.prior is not None and mark.prior.watch is not None:
+                mark.prior.watch()
         return read
 
     def _check_others(self, layer: str) -> None:
@@ -227,11 +257,11 @@ class Record:
         return total
 
 
-def mark(states: Tensor, distribution: StateDistribution | None) -> None:
-    """Note in autograd's graph that these are a layer's states, and what they were drawn from (None: nothing)."""
+def mark(states: Tensor, prior: Prior | None, sources: frozenset[object] | None = None) -> None:
+    """Note in autograd's graph that these are states, how they were drawn (None: not known), and where, if not here."""
     node: Any = states.grad_fn
     if node is not None:
-        node.metadata[_MARK] = distribution
+        node.metadata[_MARK] = Mark(prior, sources or frozenset([object()]))
 
 
 def _check_alone(given: dict[int, float], k: int, grads: tuple[Tensor | None, ...]) -> None:
@@ -252,6 +282,8 @@ def _nothing(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
 def _is_linear(node: Any, between: dict[Any, int]) -> bool:
     """Whether the operation is known, and linear in those of its operands that came from states."""
     operation = _operation(node)
+    if _is_opaque(node):
+        return False
     operands = [parent in between for parent, _ in node.next_functions]
     if operation == "Mul":
         return sum(operands) == 1
@@ -264,9 +296,14 @@ def _is_linear(node: Any, between: dict[Any, int]) -> bool:
     return operation in MOVING or operation in LINEAR
 
 
+def _shifts(node: Any, between: dict[Any, int]) -> bool:
+    """Whether something that did not come from states is added to what did; of states, ±1, their values tell."""
+    return _operation(node) in {"Add", "Rsub", "Sub"} and not all(parent in between for parent, _ in node.next_functions)
+
+
 def _is_opaque(node: Any) -> bool:
-    """Whether a node is no operation of torch itself, so that anything may have happened inside."""
-    custom = isinstance(node, BackwardCFunction) and _operation(node) not in MOVING
+    """Whether a node is no operation of torch itself, so that anything may have happened inside, whatever its name is."""
+    custom = isinstance(node, BackwardCFunction) and _operation(node) != "BackwardHookFunction"
     return custom or "CppNode" in node.name()
 
 

@@ -57,7 +57,7 @@ class OfReal(BinaryLayer):
             )
         call = LayerCall(self, x, False, (), draw)
         states = estimate(rule.visit(call), twice=rule.second_derivatives)
-        mark(states, call.distribution)
+        mark(states, call.distribution and call.distribution.prior())
         return self.result(call, states)
 
     def result(self, call: LayerCall, states: Tensor) -> Tensor:

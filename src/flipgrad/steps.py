@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd
 
 from flipgrad.affine import called, transpose
 from flipgrad.contract import CERTAIN, Known, LayerCall, Network, Prior, Step, Visit, run_steps
@@ -15,6 +16,7 @@ from flipgrad.errors import InputError
 from flipgrad.guards import check_unchanged, has_hooks
 from flipgrad.jets import Jets
 from flipgrad.layers import BinaryConv2d, BinaryLayer
+from flipgrad.max_pooling import MaxPool2d, Windows
 from flipgrad.norms import ScaleShift
 from flipgrad.pooling import Pool, PoolModule, check_even
 from flipgrad.residual import Residual, Sign
@@ -22,7 +24,7 @@ from flipgrad.sampling import Draw
 
 # Modules that only move states around (a unit stays one unit and stays ±1), and those that pad or average them.
 RESHAPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
-BETWEEN_LAYERS = (*RESHAPING, nn.ConstantPad2d, nn.ZeroPad2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+BETWEEN_LAYERS = (*RESHAPING, nn.ConstantPad2d, nn.ZeroPad2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.MaxPool2d, MaxPool2d)
 # Modules on a residual stream behind which flips have ordinary derivatives only.
 ON_STREAM = (nn.PReLU, nn.MaxPool2d, nn.Conv2d, nn.Linear)
 
@@ -65,7 +67,7 @@ class Apply(Step):
     def run(self, x: Tensor, known: Known, visit: Visit, draw: Draw) -> tuple[Tensor, Known]:
         if not isinstance(known, Prior):
             return called([self.module], x), None
-        return called([self.module], x), replace(known, log_odds=lambda: self._moved(known.log_odds()))
+        return called([self.module], x), replace(known, log_odds=lambda: self.moved(known.log_odds()))
 
     def modules(self) -> Iterable[nn.Module]:
         return (self.module,)
@@ -74,7 +76,7 @@ class Apply(Step):
     def keeps_units(self) -> bool:
         return True
 
-    def _moved(self, log_odds: Tensor) -> Tensor:
+    def moved(self, log_odds: Tensor) -> Tensor:
         """The log-odds of states, where these are after the module; padding is certain."""
         if isinstance(self.module, nn.ConstantPad2d):
             return functional.pad(log_odds, self.module.padding, value=CERTAIN * float(self.module.value))
@@ -95,11 +97,45 @@ class Sample(Step):
         prior, jets = (known, None) if isinstance(known, Prior) else (None, known)
         call = LayerCall(self.layer, x, self.binary, self.views, draw, prior, jets=jets)
         states = _hooked(self.layer, call, visit)
-        drawn_from = call.distribution
-        return states, drawn_from and Prior((drawn_from,), drawn_from.log_odds)
+        return states, call.distribution and call.distribution.prior()
 
     def layers(self) -> Iterable[BinaryLayer]:
         return (self.layer,)
+
+
+@final
+@dataclass(frozen=True)
+class PoolStates(Step):
+    """A step that takes the maximum of states in windows, see :mod:`flipgrad.max_pooling`."""
+
+    module: nn.MaxPool2d
+
+    def run(self, x: Tensor, known: Known, visit: Visit, draw: Draw) -> tuple[Tensor, Known]:
+        if not isinstance(known, Prior):
+            return self.states(x), None
+        return self.states(x), replace(known, log_odds=lambda: self.moved(known.log_odds()))
+
+    def modules(self) -> Iterable[nn.Module]:
+        return (self.module,)
+
+    @property
+    def keeps_units(self) -> bool:
+        return True
+
+    def states(self, x: Tensor) -> Tensor:
+        """Those after the step. Hooks of :class:`flipgrad.MaxPool2d` run, and may look; ``nn.MaxPool2d`` may have none."""
+        windows = Windows.of(self.module)
+        windows.check(x)
+        if not isinstance(self.module, MaxPool2d):
+            return windows.states(x)
+        result: Tensor = self.module(x, within=windows.states)
+        if has_hooks(self.module):
+            check_unchanged(self.module, "result", windows.states(x), result)
+        return result
+
+    def moved(self, log_odds: Tensor) -> Tensor:
+        """The log-odds of the pooled states, from those of their units."""
+        return Windows.of(self.module).log_odds(log_odds)
 
 
 @final
@@ -230,6 +266,7 @@ def network(modules: Iterable[nn.Module], head: nn.Module) -> Network:
                 f"{_name(module)} behind the last residual block belongs into the head: "
                 f"head=nn.Sequential({type(module).__name__}(...), ...)"
             )
+    _holds_zeros(steps[first : last + 1], zeros=False)
     streams = any(isinstance(step, AddToStream) for step in steps)
     return Network(front, tuple(steps[first : last + 1]), tail + tuple(pending), head, streams, kind == "stream")
 
@@ -258,15 +295,14 @@ def _chain(modules: Iterable[nn.Module], kind: Kind) -> tuple[list[Step], list[n
             steps.append(_branch(module, kind))
             kind = "states"
         elif kind == "real":
-            if _has_layers(module):
-                raise InputError(
-                    f"{_name(module)} hides binary layers: list them in fg.Sequential themselves, or train the module as "
-                    f"it is with fg.use(model, estimator){_advice(module)}"
-                )
+            _check_real(module)
             steps.append(Apply(module))
         else:
             _check_between(module)
-            if pending or isinstance(module, PoolModule):
+            if isinstance(module, nn.MaxPool2d):
+                _check_pooled_states(module, pending)
+                steps.append(PoolStates(module))
+            elif pending or isinstance(module, PoolModule):
                 pending.append(module)
             else:
                 steps.append(Apply(module))
@@ -281,6 +317,17 @@ def _block(block: Residual, kind: Kind) -> AddToStream:
             "or use fg.BinaryLinear and fg.BinaryConv2d behind states"
         )
     return AddToStream(block)
+
+
+def _check_real(module: nn.Module) -> None:
+    """Refuse, before the first binary layer, modules that are for states, or hold layers that would not be seen."""
+    if _has_layers(module):
+        raise InputError(
+            f"{_name(module)} hides binary layers: list them in fg.Sequential themselves, or train the module as it is with "
+            f"fg.use(model, estimator){_advice(module)}"
+        )
+    if isinstance(module, MaxPool2d):
+        raise InputError(f"{module} before the first binary layer is handed real values: use nn.MaxPool2d there")
 
 
 def _check_on_stream(module: nn.Module) -> None:
@@ -324,17 +371,52 @@ def _check_between(module: nn.Module) -> None:
     if type(module) not in BETWEEN_LAYERS or "forward" in vars(module):
         raise InputError(
             f"{_name(module)} may not stand between binary layers: it would change the ±1 states behind the estimator's back. "
-            "Move it before the first binary layer, into the head, or leave it out; reshaping, padding with 0 or ±1, AvgPool2d "
-            f"and fg.Concat may stay{_advice(module)}"
+            "Move it before the first binary layer, into the head, or leave it out; reshaping, padding with 0 or ±1, AvgPool2d"
+            f", MaxPool2d and fg.Concat may stay{_advice(module)}"
         )
     if isinstance(module, PoolModule):
         check_even(module)
+    if isinstance(module, nn.MaxPool2d):
+        Windows.of(module)
     if isinstance(module, nn.ConstantPad2d) and module.value not in (-1, 0, 1):
         raise InputError(f"{_name(module)} between binary layers pads with {module.value:g}; pad with 0, -1 or 1")
 
 
+def _check_pooled_states(module: nn.MaxPool2d, pending: list[nn.Module]) -> None:
+    """Refuse a maximum of other things than states, and hooks that would never run."""
+    if pending:
+        raise InputError(
+            f"{_name(module)} behind {_name(pending[0])} takes the maximum of averages, not of ±1 states: put it before the "
+            "average pooling, or leave out one of them"
+        )
+    if not isinstance(module, MaxPool2d) and has_hooks(module, anywhere=False):
+        raise InputError(f"{_name(module)} between binary layers has hooks, which would never run: use fg.MaxPool2d")
+
+
+def _holds_zeros(steps: Iterable[Step], *, zeros: bool) -> bool:
+    """Whether zeros, which are no units, are among the states after ``steps``; before max-pooling they are refused.
+
+    ``zeros``: whether they come in.
+    """
+    for step in steps:
+        if isinstance(step, Sample):
+            zeros = False
+        elif isinstance(step, Branch):
+            zeros = sum(_holds_zeros(chain, zeros=zeros) for chain in step.chains) > 0
+        elif isinstance(step, Apply):
+            zeros |= isinstance(step.module, nn.ConstantPad2d) and step.module.value == 0
+        elif isinstance(step, PoolStates) and zeros:
+            raise InputError(
+                f"{_name(step.module)} behind padding with 0, which is no unit but would count for more than -1: use the "
+                "padding of MaxPool2d itself, or pad with -1"
+            )
+    return zeros
+
+
 def _advice(module: nn.Module) -> str:
     """What to do with a module that has another place."""
+    if isinstance(module, _MaxPoolNd | _AdaptiveMaxPoolNd | nn.FractionalMaxPool2d):
+        return ". For the maximum of states use nn.MaxPool2d, of sequences on [batch, channels, 1, length] with a kernel (1, k)"
     if type(module) is nn.Sequential:
         return ". Its hooks keep it from being opened: register them on the modules inside"
     if not isinstance(module, _BatchNorm | ScaleShift):

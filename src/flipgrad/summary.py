@@ -17,6 +17,7 @@ from flipgrad.errors import InputError
 from flipgrad.guards import keeping_buffers
 from flipgrad.layers import BinaryLayer
 from flipgrad.network import Sequential
+from flipgrad.residual import Residual, Sign
 from flipgrad.steps import Sample, samples
 
 # Bytes of a float32, and bits.
@@ -202,7 +203,7 @@ class _Watch:
         result = output if isinstance(output, Tensor) else _first_tensor(output)
         if isinstance(layer, BinaryLayer):
             # An estimator may compute more than the layer itself.
-            operations = result.numel() * layer.weight[0].numel()
+            operations = 0 if isinstance(layer, Sign) else result.numel() * layer.weight[0].numel()
             self._binary[layer] &= self._takes_states(layer, inputs[0])
         self._operations[layer] += operations
         self._shapes[layer] = tuple(result.shape[1:])
@@ -212,6 +213,8 @@ class _Watch:
         return self.counter.get_total_flops() // 2
 
     def _takes_states(self, layer: BinaryLayer, x: Tensor) -> bool:
+        if isinstance(layer, Residual):
+            return True
         step = self._steps.get(layer)
         return bool((x.abs() == 1).all()) if step is None else step.binary and not step.views
 
@@ -223,7 +226,11 @@ class _Watch:
         weights = sum(t.numel() for t in parameters if t.dim() > 1)
         kind, operations, shape = type(layer).__name__, self._operations[layer], self._shapes.get(layer)
         if isinstance(layer, BinaryLayer) and layer.weights == "binary" and shape is not None and self._binary[layer]:
-            packed = -(-weights // 8) + 2 * FLOAT_BYTES * layer.weight.shape[0]
+            bits = layer.weight.numel()
+            packed = -(-bits // 8) + 2 * FLOAT_BYTES * layer.weight.shape[0]
+            if isinstance(layer, Residual):
+                # The stream is real-valued, and so is all that acts on it.
+                packed = -(-bits // 8) + size - FLOAT_BYTES * bits
             return LayerSummary(name, kind, shape, weights, 1, operations, 0, size, packed)
         return LayerSummary(name, kind, shape, weights, FLOAT_BITS, 0, operations, size, size)
 

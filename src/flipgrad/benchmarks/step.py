@@ -7,16 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from flipgrad.benchmarks import rank_one
+from flipgrad.connections import WeightKind
 from flipgrad.contract import Estimator
 from flipgrad.estimators import PSA, ST, Tanh
 from flipgrad.machine import fastest
 from flipgrad.network import Sequential
+from flipgrad.norms import Norm
 from flipgrad.objectives import CrossEntropy, Objective
-from flipgrad.training.models import cifar_net
+from flipgrad.residual import ResidualConv2d
+from flipgrad.training.models import CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES, cifar_net
 
 # The paper's own PSA, with approximate and with exact sums over flips.
 PSA_SAMPLED = PSA(inputs="sampled", head="sampled")
@@ -51,6 +54,9 @@ EXACT: dict[str, Estimator] = {
 OF_BINARY_WEIGHTS: dict[str, Estimator] = {"st": ST(), "psa": PSA_SAMPLED_EXACT, "psa_rb": PSA()}
 # The relative error of flips of rank one that rounding to float32 may make.
 LARGEST_ROUNDING = 1e-5
+
+# On residual streams: to the order that the tolerance asks for, and to the order 3.
+ON_STREAMS: dict[str, Estimator] = {"st": ST(), "psa": PSA(), "psa_third": PSA(tolerance=1e-9)}
 
 # Whose memory is measured, after how many steps, and in how many processes of each: how much memory the system hands out
 # varies, so the least counts.
@@ -91,11 +97,13 @@ def update(
 def step() -> dict[str, Any]:
     """Ratios of the time of a step (forward, backward, update) of the CIFAR-10 network at full width, batch 64.
 
-    With them, the errors that the tolerance makes in a gradient; under ``binary`` those with binary weights, which have none.
+    With them, the errors that the tolerance makes in a gradient; under ``binary`` those with binary weights, which have none;
+    under ``residual`` those of a residual network of that size.
     """
     numbers = _measure(1)
     grown = {f"weights_x{factor}": _measure(factor) for factor in FACTORS}
-    return {"batch": BATCH, "threads": torch.get_num_threads(), **numbers, **grown, "binary": _measure_binary()}
+    others = {"binary": _measure_binary(), "residual": _measure_residual()}
+    return {"batch": BATCH, "threads": torch.get_num_threads(), **numbers, **grown, **others}
 
 
 def _measure(factor: int) -> dict[str, Any]:
@@ -128,6 +136,36 @@ def _measure_binary() -> dict[str, Any]:
     right = all(error <= LARGEST_ROUNDING for error in errors.values())
     ratios = {f"{name}_over_st": seconds[name] / seconds["st"] if right else None for name in works if name != "st"}
     return {**ratios, **errors, "seconds": seconds}
+
+
+def residual_twin(norm: Callable[[int], Norm] = nn.BatchNorm2d, weights: WeightKind = "real") -> Sequential:
+    """A residual network with the channels, kernels and strides of the paper's for CIFAR-10, padded to keep sizes.
+
+    Without PReLU, so that flips act on all later layers.
+    """
+    first, *channels = CIFAR_CHANNELS
+    blocks: list[nn.Module] = []
+    before = first
+    for now, kernel, stride in zip(channels, CIFAR_KERNELS[1:], CIFAR_STRIDES[1:], strict=True):
+        options: dict[str, Any] = {"norm": norm(before), "branch_norm": norm(now), "weights": weights}
+        blocks.append(ResidualConv2d(before, now, kernel, stride, bias=False, **options))
+        before = now
+    front = nn.Conv2d(3, first, 3, padding=1, bias=False), nn.BatchNorm2d(first)
+    return Sequential(*front, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head=nn.Linear(before, 10))
+
+
+def _measure_residual() -> dict[str, Any]:
+    """The same of the residual twin, whose flips are of the order that the default tolerance asks for, and of the order 3."""
+    result: dict[str, Any] = {}
+    for name, weights in (("", "real"), ("binary_", "binary")):
+        torch.manual_seed(0)
+        x, objective = photographs(BATCH)
+        net = residual_twin(weights=weights)  # type: ignore[arg-type]
+        works = {key: update(net, x, objective, rule) for key, rule in ON_STREAMS.items()}
+        seconds = fastest(works, repeats=REPEATS)
+        result |= {f"{name}{key}_over_st": seconds[key] / seconds["st"] for key in works if key != "st"}
+        result[f"{name}seconds"] = seconds
+    return result
 
 
 def _error(net: Sequential, x: Tensor, objective: CrossEntropy, rule: Estimator, exact: Estimator) -> float:

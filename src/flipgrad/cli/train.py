@@ -20,10 +20,11 @@ from flipgrad.errors import InputError, StorageError
 from flipgrad.estimators.names import for_training
 from flipgrad.machine import cores
 from flipgrad.network import layers_with_binary_weights
-from flipgrad.training import Processes, RunFolder, TrainConfig
+from flipgrad.training import Processes, RunFolder, TrainConfig, recipes
 from flipgrad.training.board import board
-from flipgrad.training.config import AUTO, STORED
+from flipgrad.training.config import AUTO, PROBLEM, STORED
 from flipgrad.training.processes import launched_rank, started_by_torchrun
+from flipgrad.training.recipes import RECIPES
 from flipgrad.training.run import is_whole, resume_command
 from flipgrad.training.search import Trial
 
@@ -52,6 +53,13 @@ def _with_config_options(command: Callable[..., None]) -> Callable[..., None]:
 def train(
     ctx: typer.Context,
     *,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Options that were found together: {', '.join(RECIPES)}; whatever is given besides counts.",
+            rich_help_panel=PROBLEM,
+        ),
+    ] = None,
     output: Annotated[Path | None, _stored(help="Folder of the run (default: runs/DATA-ESTIMATOR).")] = None,
     overwrite: Annotated[bool, _stored("--overwrite", help="Replace an earlier run in that folder.")] = False,
     resume: Annotated[
@@ -74,8 +82,11 @@ def train(
     if resume is not None:
         config, path = _stored_config(ctx, resume), resume
     else:
+        if recipe is not None:
+            given = {name: value for name, value in _given(ctx).items() if name in options}
+            options |= recipes.recipe(recipe, given)
         threads = _default_threads(options["data"]) if options["threads"] is None else options["threads"]
-        config = TrainConfig(**{**options, "lr": _rate(options["lr"]), "threads": threads})
+        config = TrainConfig(**{**options, "lr": _rate(str(options["lr"])), "threads": threads})
         path = output or Path("runs") / f"{config.data}-{config.estimator.replace(':', '-')}"
     if not checkpoint_minutes > 0:
         raise InputError(f"checkpoint_minutes is {checkpoint_minutes}; it must be positive, e.g. 5")
@@ -181,10 +192,15 @@ def _explained(path: Path, folder: RunFolder | None, console: Console, config: T
         raise StorageError(f"{error}; make room, and {how}") from None
 
 
+def _given(ctx: typer.Context) -> dict[str, Any]:
+    """The options that the command line has, and not by default."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    return {name: ctx.params[name] for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
+
+
 def _stored_config(ctx: typer.Context, path: Path) -> TrainConfig:
     """The configuration of a run that goes on, with what the command line may change."""
-    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    given = {name: ctx.params[name] for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
+    given = _given(ctx)
     for name in given:
         if name not in WITH_RESUME:
             option = "--" + name.replace("_", "-")

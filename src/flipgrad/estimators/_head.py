@@ -11,11 +11,15 @@ That gradient is one of three, all unbiased:
   own, is enhanced. A head that is not linear, or that :class:`flipgrad.Concat` comes before, has no such form: its gradient
   is that of the sample.
 
+Behind max-pooling the head's units are the pooled ones: a unit of the layer that decides its window is the pooled one, and a
+flip of any other changes nothing.
+
 Flips are evaluated in chunks of bounded memory.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from typing import Literal, TypeGuard
 
 import torch
@@ -32,7 +36,7 @@ from flipgrad.errors import InputError
 from flipgrad.guards import cannot_look, capturing, has_hooks
 from flipgrad.jets import Added
 from flipgrad.objectives import Objective, check_alone, evaluate
-from flipgrad.steps import Sample
+from flipgrad.steps import Apply, PoolStates, Sample
 
 HeadGradient = Literal["sampled", "enhanced", "rao-blackwell"]
 
@@ -48,7 +52,7 @@ def head_losses(
     ``gradient`` is that in the head's parameters; ``flip``: whether that in the states is the discrete or the ordinary one.
     """
     x = states.detach()
-    behind_layer = isinstance(net.steps[-1], Sample)
+    behind_layer = isinstance(net.steps[-1 - len(_behind(net))], Sample)
     if gradient == "rao-blackwell" and not (is_linear(net.head) and behind_layer):
         gradient = "sampled"
     if gradient == "sampled" and not flip:
@@ -56,14 +60,14 @@ def head_losses(
     if gradient == "enhanced" and not behind_layer:
         raise InputError("head='enhanced' needs a binary layer, not Concat, before the head; use head='sampled'")
     if gradient == "rao-blackwell" and is_linear(net.head):
-        outputs, losses, flipped = _rao_blackwell(net, net.head, x, _opposite(last, x), objective)
+        outputs, losses, flipped = _rao_blackwell(net, net.head, x, _opposite(net, last, x), objective)
     else:
         outputs = net.outputs(x)
         losses = evaluate(objective, outputs)
         with torch.set_grad_enabled(gradient == "enhanced" and torch.is_grad_enabled()):
             flipped = _flipped_losses(net, x, outputs, objective)
         if gradient == "enhanced":
-            correction = ((flipped - losses) * _opposite(last, x)).mean(0)
+            correction = ((flipped - losses) * _opposite(net, last, x)).mean(0)
             losses = losses + (correction - correction.detach())
     check_alone(objective, outputs, losses)
     if not torch.is_grad_enabled():
@@ -107,7 +111,7 @@ def stream_losses(
         if capturing() or float(moved.abs().amax()) > tolerance:
             beyond = _beyond_ordinary(part, share, moved, states, outputs.detach(), objective)
             losses = losses + ((part.states - states) * beyond).flatten(1).sum(1)
-        share = part.shortcut(share)
+        share = part.shortcut(share).detach()
     return losses
 
 
@@ -215,13 +219,27 @@ def _rao_blackwell(
     return outputs, losses + (correction - correction.detach()), flipped
 
 
-def _opposite(last: LayerCall, x: Tensor) -> Tensor:
+def _behind(net: Network) -> list[Apply | PoolStates]:
+    """What moves or pools the states behind the last layer, in order; the head's units are those after it."""
+    steps: list[Apply | PoolStates] = []
+    for step in reversed(net.steps):
+        if not isinstance(step, Apply | PoolStates):
+            break
+        steps.insert(0, step)
+    return steps
+
+
+def _opposite(net: Network, last: LayerCall, x: Tensor) -> Tensor:
     """The probability [units, B] of every unit's other state: 1 - p(x_i), which is what the paper's pi means.
 
     Its printed formula has a sign slip.
     """
     if last.distribution is None:
         raise RuntimeError("the last layer drew no states")
+    steps = _behind(net)
+    if steps:
+        log_odds = reduce(lambda log_odds, step: step.moved(log_odds), steps, last.distribution.log_odds())
+        return torch.sigmoid(-x * log_odds).flatten(1).t()
     return last.noise.cdf(-x * last.distribution.a).flatten(1).t()
 
 

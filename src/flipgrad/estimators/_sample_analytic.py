@@ -229,6 +229,7 @@ class _StreamStates(torch.autograd.Function):
     @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (a,) = ctx.saved_tensors
+        slopes = ctx.noise.derivatives(a, max(ctx.orders, default=1))
         twice = 2 * grad
-        higher = [ctx.noise.pdf_derivative(a, order - 1) * twice for order in ctx.orders]
-        return ctx.noise.pdf(a) * twice, None, None, None, *higher
+        first, *higher = (slopes[order - 1] * twice for order in (1, *ctx.orders))
+        return first, None, None, None, *higher

@@ -29,6 +29,8 @@ class ADF(MomentEstimator):
     but needs an estimator of its own for the gradient there; here a head that is not linear is refused. In a graph written
     by hand (:func:`flipgrad.use`) the head is handed the means, and nothing is drawn.
 
+    Max-pooling of independent units is a unit whose mean is known, see :mod:`flipgrad.max_pooling`.
+
     Biased: the gradient is the true one of another objective, the relaxed loss. One pass with two affine maps per layer.
 
     A zero among the means counts as a unit of variance 1. Zero padding inside ``BinaryConv2d`` is known to be no unit, a

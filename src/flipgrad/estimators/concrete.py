@@ -23,6 +23,8 @@ class Concrete(LocalEstimator):
     With logistic noise :math:`(y + 1) / 2` has the binary concrete distribution; with any other noise it is the same
     relaxation of the sign, which it approaches as t goes to 0.
 
+    Max-pooling is relaxed to the function that is linear in every unit, see :mod:`flipgrad.max_pooling`.
+
     Biased: the gradient is the true, reparametrised one of another objective, the expected loss of the relaxed network. The
     bias shrinks with t, and the variance grows without bound. One pass.
 

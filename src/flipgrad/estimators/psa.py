@@ -27,6 +27,9 @@ class PSA(SampleAnalytic):
     (``docs/results/beyond.md``), for 1.4 to 1.8 times the cost of a step. The paper's is
     ``PSA(inputs="sampled", head="sampled")``.
 
+    Through max-pooling, whose windows do not overlap, :math:`D_i` is exact too: a unit that decides its window is the pooled
+    unit, any other changes nothing.
+
     Binary weights are one more set of binary units: PSA takes discrete derivatives in them, too, all of them exact and as cheap
     as ordinary ones.
 

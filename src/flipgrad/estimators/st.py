@@ -15,6 +15,7 @@ class ST(SampleAnalytic):
     r"""Sample forward; differentiate the conditional mean :math:`m(a) = 2F(a) - 1` backward.
 
     Biased: it is PSA with F and the head linearised over every flip, so it is exact where both are linear. One pass.
+    Max-pooling of states, which is no function of real numbers that could be linearised, keeps its discrete derivative.
 
     Args:
         inputs: what the gradient of a weight takes for its binary input: "sampled" (the paper's), "mean", "posterior",

@@ -17,6 +17,7 @@ class Tanh(LocalEstimator):
     r"""Replace every :math:`\mathrm{sign}(a - Z)` by its mean :math:`m(a) = 2F(a) - 1` and differentiate that network.
 
     For logistic noise :math:`m(a) = \tanh(a / 2)`, hence the name; other noises have their own mean. Nothing is drawn.
+    Max-pooling of independent units is replaced by its mean, see :mod:`flipgrad.max_pooling`.
 
     Biased: the gradient is the true one of another objective, the loss of the network of means. It is that of the expected
     loss where the means and the objective are linear. One pass.
