@@ -28,7 +28,7 @@ LAYERS = [
     ["layers", "max_pooling"],
     ["residual"],
     ["steps"],
-    ["network"],
+    ["network", "graph"],
     ["exact", "bounds", "summary"],
     ["estimators"],
     ["data", "training", "plots", "gradeval", "zoo"],

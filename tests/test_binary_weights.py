@@ -133,6 +133,21 @@ def test_exact_sums_over_weights(weight_noise, noise, norm):
     assert_same(loss, expected)
 
 
+def test_exact_sums_over_the_weights_of_residual_blocks():
+    block = fg.ResidualLinear(2, 2, norm=fg.ScaleShift(2), weights="binary", weight_noise=fg.Normal(0.9))
+    net = randomized(fg.Sequential(block, fg.Sign(), head=nn.Linear(2, 3)))
+    x, objective = normal(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 2]))
+    found, twin, expected = fg.exact.expected_loss(net, x, objective), copy.deepcopy(net), 0.0
+    twin[0].branch.weight_noise = None
+    for signs in enumerate_states((2, 2), x):
+        twin[0].branch.weight.data.copy_(signs)
+        p = block.weight_noise.log_prob(signs, block.weight).sum().exp()
+        expected = expected + p * fg.exact.expected_loss(twin, x, objective).detach()
+    assert_same(found, expected)
+    (gradient,) = torch.autograd.grad(found.sum(), [block.branch.weight])
+    assert_same(gradient, torch.autograd.grad(expected.sum(), [block.branch.weight])[0])
+
+
 def test_exact_says_how_many_drawn_weights_fit():
     net = tiny((3, 4))
     with pytest.raises(InputError, match=r"18 binary weights are drawn.*up to 14 drawn weights fit"):
@@ -219,6 +234,21 @@ def test_psa_is_less_biased_than_straight_through_in_deep_nets():
     psa, st, hard = (torch.stack(values).mean().exp() for values in logs.values())
     assert psa < 0.5 * st
     assert st < hard
+
+
+@pytest.mark.parametrize("norm", [None, fg.ScaleShift])
+@pytest.mark.parametrize("baseline", [None, fg.ConstantBaseline(0.7)], ids=["plain", "baseline"])
+def test_reinforce_is_unbiased_in_fully_connected_nets(norm, baseline):
+    net = tiny((2, 2), noise=fg.Normal(), weight_noise=fg.Laplace(0.9), norm=norm, inputs=1)
+    x, y = example(1)
+    assert_same(mean_gradient(net, x, y, fg.REINFORCE(baseline)), exact_gradient(net, x, y))
+
+
+def test_reinforce_is_unbiased_in_convolutional_nets():
+    layer = fg.BinaryConv2d(1, 1, 2, weights="binary", weight_noise=fg.Logistic(0.8))
+    net = randomized(fg.Sequential(layer, nn.Flatten(), head=nn.Linear(4, 3)))
+    x, y = normal(1, 1, 3, 3), torch.tensor([2])
+    assert_same(mean_gradient(net, x, y, fg.REINFORCE()), exact_gradient(net, x, y))
 
 
 def test_the_mean_of_averaged_inputs_is_that_of_sampled_ones():
@@ -477,8 +507,12 @@ def test_vectorised_draws_are_those_one_by_one(estimator):
 def test_gradeval_measures_latent_weights():
     net = tiny((2, 2))
     x, y = normal(3, 2), torch.tensor([0, 1, 2])
-    result = fg.gradeval.evaluate(net, x, fg.CrossEntropy(y), [fg.PSA(), fg.ST()], samples=200, seed=0)
+    estimators = [fg.PSA(), fg.ST(), fg.REINFORCE(), fg.ARMS(), fg.LEG()]
+    result = fg.gradeval.evaluate(net, x, fg.CrossEntropy(y), estimators, samples=200, seed=0)
     assert "layer 1" in str(result)
+    assert all(measured.vectorised for measured in result.estimators.values())
+    rmse = [result.accuracy(name, "layer 1").rmse[0] for name in ("PSA", "LEG", "ARMS", "REINFORCE")]
+    assert rmse == sorted(rmse)
 
 
 def test_relaxations_of_drawn_weights_are_ordinary_functions():
@@ -501,9 +535,8 @@ def test_relaxations_of_drawn_weights_are_ordinary_functions():
     assert_same(gradients(found, net), gradients(objective(net.head(h)).sum(), net))
 
 
-@pytest.mark.parametrize(
-    "estimator", [fg.REINFORCE(), fg.ARM(), fg.MuProp(), fg.ADF(), fg.LocalReparam(), fg.GumbelRao()], ids=name_of
-)
+# Those of sampled paths are in estimators/test_drawn_weights.py.
+@pytest.mark.parametrize("estimator", [fg.ADF(), fg.LocalReparam(), fg.GumbelRao()], ids=name_of)
 def test_estimators_without_a_rule_refuse_by_name(estimator):
     net = tiny((3, 2))
     with pytest.raises(InputError, match=rf"{type(estimator).__name__} has no rule for binary weights: use fg.PSA"):
@@ -718,8 +751,9 @@ def test_one_example_without_a_batch_is_a_batch_of_one(binary):
 def test_the_bound_of_copies_that_share_their_weights_is_not_that_of_exact_ones():
     net = tiny((2,))
     x, y = normal(3, 2), torch.tensor([0, 1, 2])
-    with pytest.raises(InputError, match=r"copies share .* binary weights.*Exact"):
-        fg.bounds.bound_losses(net, x, fg.CrossEntropy(y), 4, estimator=fg.Exact())
+    for estimator in (fg.Exact(), fg.REINFORCE()):
+        with pytest.raises(InputError, match=rf"copies share .* binary weights.*{type(estimator).__name__}"):
+            fg.bounds.bound_losses(net, x, fg.CrossEntropy(y), 4, estimator=estimator)
     fg.bounds.bound_losses(net, x, fg.CrossEntropy(y), 4).sum().backward()
     fg.bounds.bound_losses(net, x, fg.CrossEntropy(y), 1, estimator=fg.Exact()).sum().backward()
 

@@ -375,7 +375,7 @@ def test_gradeval_measures_a_persons_own_model(tmp_path, capsys, monkeypatch):
     assert "Compared with the mean of 2,000 draws of DisARM, whose own relative standard error is: layer 1" in out
     assert json.loads((tmp_path / "out/model.json").read_text())["reference"]["kind"] == "draws"
     for model, message in {
-        "mine_for_gradeval:wrong": "must return (flipgrad.Sequential, inputs",
+        "mine_for_gradeval:wrong": "must return (network, inputs [B, ...], objective), the network a flipgrad.Sequential",
         "mine_for_gradeval:other": "has no attribute 'other'",
         "not_there_at_all:make": "No module named 'not_there_at_all'",
         "mine_for_gradeval": "give package.module:function",

@@ -222,6 +222,25 @@ def test_graphs_written_by_hand_run_uncompiled_inside_compiled_ones(rule):
         assert compiled(model)(x).shape == (3, 2)
 
 
+@pytest.mark.filterwarnings("default")
+def test_a_model_written_by_hand_as_a_network_runs_as_it_is_where_it_is_compiled():
+    """Also without gradients, where nothing else keeps its layers from being compiled apart from the network's noise."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    net = fg.Graph(Skipping(), x)
+    torch._dynamo.reset()
+    captured = torch.compile(net, backend="aot_eager")
+    noise = net.member(x).noise
+    with torch.no_grad():
+        assert torch.equal(captured(x, noise=noise), net(x, noise=noise))
+    objective = fg.CrossEntropy(torch.tensor([0, 1, 1]))
+    for g, h in zip(*(gradients(net, each(x, objective, noise=noise).sum()) for each in (captured, net)), strict=True):
+        assert torch.equal(g, h)
+    net.model.second = torch.compile(net.model.second, backend="aot_eager")
+    with pytest.raises(fg.InputError, match=r"does not evaluate its binary layer 'second._orig_mod'.* before torch.compile"):
+        fg.Graph(net.model, x)
+
+
 class Moving(nn.Module):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return states.flip(1)

@@ -30,7 +30,9 @@ from flipgrad.estimators import (
     PathEstimator,
     RunningBaseline,
     Tanh,
+    Variables,
 )
+from flipgrad.graph import Graph
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear, use
 from flipgrad.max_pooling import MaxPool2d
 from flipgrad.network import Member, Sequential
@@ -46,7 +48,7 @@ __version__ = "0.1.0.dev0"
 # fmt: off
 __all__ = [  # noqa: RUF022
     # networks
-    "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "MaxPool2d", "Member", "ScaleShift", "Sequential", "use",
+    "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "Graph", "MaxPool2d", "Member", "ScaleShift", "Sequential", "use",
     "Residual", "ResidualConv2d", "ResidualLinear", "Sign",
     # what it costs
     "LayerSummary", "Summary", "summary",
@@ -59,7 +61,7 @@ __all__ = [  # noqa: RUF022
     "LEG", "REINFORCE", "DisARM", "MuProp",
     "ConstantBaseline", "LearnedBaseline", "RunningBaseline",
     "ADF", "Concrete", "GumbelRao", "HardST", "LocalReparam", "Tanh", "ZGR",
-    "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator", "Path", "PathEstimator",
+    "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator", "Path", "PathEstimator", "Variables",
     # modules
     "bounds", "estimators", "exact", "flips", "gradeval", "zoo",
     # errors

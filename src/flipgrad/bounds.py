@@ -16,34 +16,34 @@ from typing import cast, final
 import torch
 from torch import Generator, Tensor, nn
 
-from flipgrad.contract import Batch, Estimator, Network, check_estimator
+from flipgrad.contract import Batch, Estimator, LocalEstimator, Network, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.guards import keeping_buffers
-from flipgrad.network import Sequential, check_sequential
+from flipgrad.network import BinaryNetwork, check_network
 from flipgrad.objectives import Objective, evaluate
 from flipgrad.sampling import Mirrored
 
 
 @torch.no_grad()
 def sampled_losses(
-    net: Sequential, x: Tensor, objective: Objective, samples: int, *, generator: Generator | None = None
+    net: BinaryNetwork, x: Tensor, objective: Objective, samples: int, *, generator: Generator | None = None
 ) -> Tensor:
     """Losses of ``samples`` independent draws, [samples, B], without a gradient; running statistics are kept."""
     _check_samples(samples)
-    check_sequential(net, "bounds", wrapped=True)
+    check_network(net, "bounds", wrapped=True)
     with keeping_buffers(net):
         return torch.stack([evaluate(objective, net(x, generator=generator)) for _ in range(samples)])
 
 
 def expected_loss(
-    net: Sequential, x: Tensor, objective: Objective, samples: int = 10, *, generator: Generator | None = None
+    net: BinaryNetwork, x: Tensor, objective: Objective, samples: int = 10, *, generator: Generator | None = None
 ) -> Tensor:
     """The expected loss of every example, estimated from ``samples`` draws, [B]."""
     return sampled_losses(net, x, objective, samples, generator=generator).mean(0)
 
 
 def marginal_loss(
-    net: Sequential, x: Tensor, objective: Objective, samples: int = 10, *, generator: Generator | None = None
+    net: BinaryNetwork, x: Tensor, objective: Objective, samples: int = 10, *, generator: Generator | None = None
 ) -> Tensor:
     """The ``samples``-sample bound on the marginal loss of every example, [B]."""
     return multi_sample_bound(sampled_losses(net, x, objective, samples, generator=generator))
@@ -79,7 +79,7 @@ def mean_losses(
     loop holds all draws for the way back too.
 
     Args:
-        net: a :class:`~flipgrad.Sequential`, or what wraps one and is called like it.
+        net: a :class:`~flipgrad.Sequential` or :class:`~flipgrad.Graph`, or what wraps one and is called like it.
         x: inputs [B, ...].
         objective: maps outputs [..., B, K] to losses [..., B].
         samples: the number of draws S.
@@ -97,7 +97,7 @@ def mean_losses(
     >>> x, objective = torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1]))
     >>> mean_losses(net, x, objective, 10, estimator=fg.PSA()).mean().backward()
     """
-    check_sequential(net, "bounds", wrapped=True)
+    check_network(net, "bounds", wrapped=True)
     if antithetic and noise is not None:
         raise InputError("antithetic=True draws noise for pairs: give an even batch, and no noise")
     rule = MeanOfDraws(estimator, samples, antithetic=antithetic)
@@ -153,7 +153,7 @@ def bound_losses(
     >>> x, objective = torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1]))
     >>> bound_losses(net, x, objective, 10, estimator=fg.PSA()).mean().backward()
     """
-    check_sequential(net, "bounds", wrapped=True)
+    check_network(net, "bounds", wrapped=True)
     rule = _BoundOfDraws(estimator, samples)
     given = {"noise": noise, "weight_noise": weight_noise}
     return cast(Tensor, net(x, objective, estimator=rule, generator=generator, index=index, **given))
@@ -221,10 +221,12 @@ class _BoundOfDraws(_ManyDraws):
     """What :func:`bound_losses` asks of a network."""
 
     def _losses(self, net: Network, rule: Estimator, copies: Batch, shape: tuple[int, int]) -> Tensor:
-        if not rule.passes(1) and any(layer.weight_noise is not None for layer in net.binary_layers):
+        drawn = any(layer.weight_noise is not None for layer in net.binary_layers)
+        if drawn and not isinstance(rule, LocalEstimator):
+            # What other weights would do to one copy they would do to all, whose losses are taken for known here.
             raise InputError(
                 "bound_losses: the copies share one draw of the binary weights, which "
-                f"{type(rule).__name__} sums over for each alone; use another estimator, weight_noise=None, or "
+                f"{type(rule).__name__} takes for random in each copy alone; use fg.PSA() or fg.ST(), weight_noise=None, or "
                 "flipgrad.exact.marginal_loss"
             )
         # An estimator evaluates its objective first at the path that it samples (or relaxes). The losses found there are what

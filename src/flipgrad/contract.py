@@ -144,6 +144,8 @@ class LayerCall:
             the ordinary ones. An estimator sets it.
         branch_rule: gives what a residual block adds to the stream, and its scale, of the sums by its weights.
         after: of a residual block, the jets of the stream behind it, once that is known.
+        check: in a graph written by hand, refuses an input that a local estimator would be wrong for, whose states are relaxed
+            (True) or ±1 (False).
         distribution: what the layer's own states were drawn from, after :meth:`sample`.
     """
 
@@ -157,6 +159,7 @@ class LayerCall:
     jets: Jets | None = None
     order: int = 1
     branch_rule: Callable[[Any, Tensor], tuple[Tensor, Tensor | None]] | None = None
+    check: Callable[[bool], None] | None = None
     after: Jets | None = field(default=None, init=False)
     distribution: StateDistribution | None = field(default=None, init=False)
     _weight: Tensor | None = field(default=None, init=False)
@@ -208,6 +211,9 @@ Known = Prior | Jets | None
 class Step(ABC):
     """A part of a network, from one binary layer to the next: a layer, or what may stand between layers."""
 
+    # Whether it is a whole model written by hand, head included: what comes out are outputs, and no states.
+    by_hand: ClassVar[bool] = False
+
     @abstractmethod
     def run(self, x: Tensor, known: Known, visit: Visit, draw: Draw) -> tuple[Tensor, Known]:
         """What comes out of the step, and what is known of it, of what comes in: states, a residual stream, or real values.
@@ -218,6 +224,10 @@ class Step(ABC):
     def layers(self) -> Iterable[nn.Module]:
         """Its binary layers in the order of evaluation."""
         return ()
+
+    def check_examples_alone(self, who: str) -> None:
+        """Refuse, on behalf of ``who``, to mix the examples of a batch, as far as its layers do not tell; by default never."""
+        return
 
     def modules(self) -> Iterable[nn.Module]:
         """All its modules that may have parameters."""
@@ -233,6 +243,8 @@ class Step(ABC):
 @dataclass(frozen=True)
 class Network:
     """A stochastic binary network as estimators see it: :class:`flipgrad.Sequential` with the modules that it has now.
+
+    That of :class:`flipgrad.Graph` is a single step, and a head that hands the outputs on.
 
     Attributes:
         real: the real-valued modules in front.
@@ -254,6 +266,11 @@ class Network:
     def binary_layers(self) -> list[Any]:
         """The binary layers in the order of evaluation."""
         return [layer for step in self.steps for layer in step.layers()]
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether it is a model written by hand, of which only the binary layers are known."""
+        return any(step.by_hand for step in self.steps)
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of all its modules, each once."""
@@ -288,12 +305,6 @@ class Network:
         half = outputs.dtype in (torch.bfloat16, torch.float16)
         return outputs.float() if half or torch.is_autocast_enabled(outputs.device.type) else outputs
 
-    def check_real_weights(self, who: str) -> None:
-        """Refuse, on behalf of ``who``, binary weights."""
-        for layer in self.binary_layers:
-            if layer.weights == "binary":
-                raise no_weight_rule(who)
-
     def check_no_stream(self, who: str, advice: str) -> None:
         """Refuse, on behalf of ``who``, residual blocks."""
         if self.streams:
@@ -308,6 +319,8 @@ class Network:
                     "depend on each other; call net.eval() (or norm.eval() alone) to use the running statistics, or take "
                     "norm=fg.ScaleShift(channels)"
                 )
+        for step in self.steps:
+            step.check_examples_alone(who)
 
 
 def no_weight_rule(who: str) -> InputError:
@@ -393,6 +406,8 @@ class LocalEstimator(Estimator):
     @final
     def visit(self, call: LayerCall) -> Tensor:
         """The :meth:`states` of a layer, with its binary weights, if any, by :meth:`weights`."""
+        if call.check is not None:
+            call.check(self.relaxed_objective)
         call.weight_rule = self.weights
         return self.states(call)
 
@@ -405,6 +420,9 @@ class LocalEstimator(Estimator):
             return self.visit(call)
 
         states = net.run(net.front(batch.x), visit, batch.draw)
+        if net.by_hand:
+            # What is behind the last layers, or beside them, is not known, and differentiated in the ordinary way.
+            return evaluate(batch.objective, net.outputs(states))
         return self.head(net, calls[-1], states, batch.objective)
 
     def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:

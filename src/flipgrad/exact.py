@@ -34,6 +34,7 @@ from flipgrad.guards import keeping_buffers
 from flipgrad.network import Sequential, check_sequential, probabilities
 from flipgrad.noise import sign
 from flipgrad.objectives import Objective, evaluate
+from flipgrad.residual import Sign
 from flipgrad.sampling import fresh
 from flipgrad.steps import Apply, Branch, PoolStates, Sample
 
@@ -114,6 +115,11 @@ def _per_example(
     if not isinstance(net, Network):
         check_sequential(net, "exact")
         net = net.network()
+    if net.by_hand:
+        raise InputError(
+            "exact: the states of a model written by hand are not summed over, as only fg.Sequential tells which layers follow "
+            "one another; take another estimator, e.g. fg.PSA(), or an unbiased one, e.g. fg.DisARM()"
+        )
     network = net
 
     def of(weights: Weights) -> Tensor:
@@ -217,8 +223,8 @@ def _over_weights(
     def some(*weights: Tensor) -> Tensor:
         return torch.vmap(lambda *one: of({**fixed, **dict(zip(drawn, one, strict=True))}), randomness="different")(*weights)
 
-    # A guess of the units of a layer, to bound memory.
-    widest = max(min(12, len(layer.weight)) for layer in net.binary_layers)
+    # A guess of the units of a layer, to bound memory; fg.Sign has as many as what comes before it.
+    widest = max(min(12, len(layer.weight)) for layer in net.binary_layers if not isinstance(layer, Sign))
     count = max(1, NUMBERS_AT_ONCE // max(1, examples * 2**widest))
     chunks = zip(*(part.split(count) for part in every), strict=True)
     return mix(log_p, torch.cat([checkpoint(some, *chunk, use_reentrant=False) for chunk in chunks]))

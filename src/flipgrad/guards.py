@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from types import CodeType, FrameType
 from typing import Any, NoReturn, final
 
 import torch
@@ -118,11 +119,15 @@ def _fingerprint(values: Tensor) -> float:
     return float(flat @ torch.arange(1, len(flat) + 1, dtype=flat.dtype, device=flat.device).cos())
 
 
-def _is_checkpointed() -> bool:
-    """Whether ``torch.utils.checkpoint`` (not reentrant) is at work; torch has no public way to ask."""
+def checkpoint_at_work() -> object:
+    """What tells one ``torch.utils.checkpoint`` (not reentrant) from another, or None; torch has no public way to ask."""
     ask = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     hooks = ask(True) if ask is not None else None
-    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+    return hooks[0] if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint" else None
+
+
+def _is_checkpointed() -> bool:
+    return checkpoint_at_work() is not None
 
 
 def check_not_checkpointed() -> None:
@@ -140,17 +145,35 @@ def check_not_redrawn(generator: torch.Generator | None) -> None:
     It puts back the state of torch's own generators, and that alone, unless it is told not to. Of another draw than the loss
     the gradient would be wrong.
     """
-    frame = None if capturing() else sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is CheckpointFunction.backward.__code__:
-            if generator is not None or not frame.f_locals["ctx"].preserve_rng_state:
-                raise InputError(
-                    "the checkpoint computes a binary layer again, and would draw other noise than before: hand in no "
-                    "generator (torch's own is put back, with preserve_rng_state=True), hand in the noise itself, or do not "
-                    "checkpoint"
-                )
-            return
+    frame = None if capturing() else _caller(CheckpointFunction.backward.__code__)
+    if frame is not None and (generator is not None or not frame.f_locals["ctx"].preserve_rng_state):
+        raise InputError(
+            "the checkpoint computes a binary layer again, and would draw other noise than before: hand in no generator "
+            "(torch's own is put back, with preserve_rng_state=True), hand in the noise itself, or do not checkpoint"
+        )
+
+
+def check_same_checkpoint(before: object, recording: bool) -> None:
+    """Refuse a checkpoint around a part of a model that :class:`flipgrad.Graph` evaluates.
+
+    ``before`` is what :func:`checkpoint_at_work` said when the evaluation began, and ``recording`` whether autograd recorded.
+    A part would be computed again on the way back, when the evaluation is over, with other noise and estimators.
+    """
+    reentrant = recording and not torch.is_grad_enabled() and _caller(CheckpointFunction.forward.__code__) is not None
+    if not capturing() and (reentrant or checkpoint_at_work() is not before):
+        raise InputError(
+            "a checkpoint around a part of a model in fg.Graph would compute that part again with other noise: checkpoint the "
+            "whole, torch.utils.checkpoint.checkpoint(net, x, objective, use_reentrant=False), or train the model with "
+            "fg.use(model, estimator)"
+        )
+
+
+def _caller(code: CodeType) -> FrameType | None:
+    """The frame of the function with this ``code`` that the present one is called from, if there is one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
         frame = frame.f_back
+    return frame
 
 
 def capturing() -> bool:
@@ -161,6 +184,21 @@ def capturing() -> bool:
 def cannot_look() -> bool:
     """Whether values cannot be looked at, to check them: while torch captures, and under transforms of ``torch.func``."""
     return capturing() or torch._C._functorch.maybe_current_level() is not None
+
+
+def hides_record(x: Tensor) -> bool:
+    """Whether autograd recorded how ``x`` was computed behind ``torch.vmap``, where that cannot be read."""
+    # Torch cannot compile the question, and asks no transform while it compiles.
+    inner = x
+    while (
+        not torch.compiler.is_dynamo_compiling()
+        and x.grad_fn is None
+        and torch._C._functorch.is_functorch_wrapped_tensor(inner)
+    ):
+        inner = torch._C._functorch.get_unwrapped(inner)
+        if inner.grad_fn is not None:
+            return True
+    return False
 
 
 def check_exportable() -> None:
@@ -179,14 +217,19 @@ def uncompiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     While a graph is compiled there is no record, and that is an error. Where the graph may have breaks, torch takes the error
     for one, and runs the functions around it as they are.
     """
-    global _without_compiler
     if torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled():
         raise InputError(
             "binary layers in a graph written by hand read autograd's record of their inputs, so they cannot be one compiled "
             "graph: compile without fullgraph=True, and they run as they are; or build fg.Sequential, which compiles whole"
         )
+    return run_uncompiled(function, *arguments) if torch.is_grad_enabled() else function(*arguments)
+
+
+def run_uncompiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """The ``function`` of ``arguments``, run as it is, with all that it calls."""
+    global _without_compiler
     # The compiler is slow to import, and nothing is compiled before it was.
-    if not torch.is_grad_enabled() or "torch._dynamo" not in sys.modules:
+    if "torch._dynamo" not in sys.modules:
         return function(*arguments)
     if _without_compiler is None:
         _without_compiler = torch.compiler.disable(lambda function, *arguments: function(*arguments))
@@ -231,6 +274,18 @@ def keeping_buffers(net: nn.Module) -> Iterator[None]:
     finally:
         for module, buffers in zip(owners, before, strict=True):
             module._buffers.update(buffers)
+
+
+@contextmanager
+def in_eval_mode(net: nn.Module) -> Iterator[None]:
+    """Inside, all modules are in eval mode; afterwards each is as it was."""
+    training = [module for module in net.modules() if module.training]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def without_derivative(latent: Tensor, states: Tensor) -> Tensor:

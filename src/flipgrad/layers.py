@@ -2,6 +2,9 @@ r"""Binary layers: an affine map, injected noise, and a sign, :math:`x' = \mathr
 
 from abc import ABC
 from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar, final
 
 import torch
@@ -9,13 +12,50 @@ from torch import Generator, Tensor, nn
 
 from flipgrad.affine import AffineMap
 from flipgrad.connections import Convolution, FullConnections, WeightKind
-from flipgrad.contract import LayerCall, LocalEstimator, WeightCall, check_estimator
+from flipgrad.contract import LayerCall, LocalEstimator, Visit, WeightCall, check_estimator
 from flipgrad.errors import InputError
-from flipgrad.guards import capturing, check_exportable, estimate, refuse_scripting, uncompiled, without_derivative
+from flipgrad.guards import (
+    capturing,
+    check_exportable,
+    check_same_checkpoint,
+    checkpoint_at_work,
+    estimate,
+    hides_record,
+    refuse_scripting,
+    uncompiled,
+    without_derivative,
+)
 from flipgrad.noise import Logistic, Noise
 from flipgrad.norms import Norm
 from flipgrad.record import Record, mark
 from flipgrad.sampling import Apart, Draw, fresh, given
+
+
+@final
+@dataclass
+class ModelRun:
+    """One evaluation of a whole model written by hand, by :class:`flipgrad.Graph`: what its layers do in it.
+
+    Attributes:
+        visit: gives every layer's states.
+        draw: the source of noise.
+        known: of every evaluation, by its number, whether the input holds states, as an earlier run found: for runs whose
+            record is hidden.
+        evaluated: the layers so far, each when it is evaluated.
+        recording: whether autograd recorded when it began.
+        checkpoint: the one that was at work when it began.
+    """
+
+    visit: Visit
+    draw: Draw
+    known: dict[int, bool]
+    evaluated: list[nn.Module]
+    recording: bool = field(default_factory=torch.is_grad_enabled)
+    checkpoint: object = field(default_factory=checkpoint_at_work)
+
+
+# The evaluation of a model that this thread is in.
+model_run: ContextVar[ModelRun | None] = ContextVar("model_run", default=None)
 
 
 class BinaryLayer(nn.Module, ABC):
@@ -69,11 +109,22 @@ class BinaryLayer(nn.Module, ABC):
                 with its sign changed, and still ±1, unless the estimator relaxes states. With False the layer's derivative in
                 ``x`` is the ordinary one, whatever ``x`` is.
             within: how :class:`flipgrad.Sequential` evaluates the layer; nothing else counts then.
+
+        In a model that :class:`flipgrad.Graph` evaluates, that gives the estimator and the noise, and the layer takes no other.
         """
         if within is not None:
             return within(x)
         check_exportable()
         self.check_weights()
+        # Nothing is compiled inside of such a run.
+        run = None if torch.compiler.is_dynamo_compiling() else model_run.get()
+        if run is not None:
+            if any(option is not None for option in (estimator, generator, noise, weight_noise)):
+                raise InputError(
+                    f"{type(self).__name__} was handed an estimator, a generator or noise inside of a model in fg.Graph, which "
+                    "gives its layers these: hand them to net(x, objective, estimator=..., generator=..., noise=...)"
+                )
+            return uncompiled(self._in_run, x, run, binary)
         _check_local(estimator, type(self).__name__)
         drawn = fresh(generator or self.generator)
         if weight_noise is not None and self.weight_noise is None:
@@ -81,25 +132,59 @@ class BinaryLayer(nn.Module, ABC):
         units = drawn if noise is None else given(noise)
         weights = drawn if weight_noise is None else given(weight_noise, "weights")
         draw = units if units is weights else Apart(units, weights)
-        return uncompiled(self._alone, x, estimator or self.estimator or UNDEFINED, draw, binary)
+        return uncompiled(self._by_hand, x, estimated(estimator or self.estimator), draw, binary)
 
-    def _alone(self, x: Tensor, rule: LocalEstimator, draw: Draw, binary: bool | None) -> Tensor:
-        """The states in a graph written by hand."""
-        prior = None
+    def _in_run(self, x: Tensor, run: ModelRun, binary: bool | None) -> Tensor:
+        """The states in a graph written by hand that is evaluated as a whole."""
+        check_same_checkpoint(run.checkpoint, run.recording)
+        number = len(run.evaluated)
+        run.evaluated.append(self)
+        if binary is None and number in run.known and hides_record(x):
+            return self._visited(LayerCall(self, x, run.known[number], (), run.draw), run.visit)
+        return self._by_hand(x, run.visit, run.draw, binary, found=partial(run.known.__setitem__, number))
+
+    def _by_hand(
+        self, x: Tensor, visit: Visit, draw: Draw, binary: bool | None, found: Callable[[bool], None] = lambda binary: None
+    ) -> Tensor:
+        """What the layer gives in a graph written by hand; see :meth:`_call`."""
+        return self._visited(self._call(x, draw, binary, found), visit)
+
+    @final
+    def _visited(self, call: LayerCall, visit: Visit) -> Tensor:
+        states = visit(call)
+        mark(states, call.distribution and call.distribution.prior())
+        return self.result(call, states)
+
+    def result(self, call: LayerCall, states: Tensor) -> Tensor:
+        """What the layer gives, of the ``states`` that it drew; by default these."""
+        return states
+
+    def _call(self, x: Tensor, draw: Draw, binary: bool | None, found: Callable[[bool], None]) -> LayerCall:
+        """The evaluation in a graph written by hand; once ``x`` was checked, ``found`` is told whether it holds states."""
+        prior = check = None
         if binary is not False:
             record, told = Record.of(x), binary is not None
             binary = binary or bool(record.states)
-            if binary:
-                self.check_takes_states()
-                _check_states(x, type(self).__name__, relaxed=rule.relaxed_objective)
-            record.check(type(self).__name__, self.input_dims, relaxed=rule.relaxed_objective, told=told)
+            check = partial(self._check_input, record, binary, told, found)
             prior = record.prior()
         if prior is not None:
             prior.read()
-        call = LayerCall(self, x, binary, (), draw, prior)
-        result = estimate(rule.visit(call), twice=rule.second_derivatives)
-        mark(result, call.distribution and call.distribution.prior())
-        return result
+        return LayerCall(self, x, binary, (), draw, prior, check=check)
+
+    def _check_input(self, record: Record, binary: bool, told: bool, found: Callable[[bool], None], relaxed: bool) -> None:
+        """Refuse what a local estimator would silently be wrong for; see :meth:`Record.check`."""
+        name = type(self).__name__
+        if not told and hides_record(record.x):
+            raise InputError(
+                f"{name} cannot see whether its input holds states of other layers: torch.vmap hides autograd's record of it. "
+                "Say layer(x, binary=True) for states, binary=False for real values that are never flipped; or evaluate "
+                "fg.Graph(model, x) once without vmap, which then knows"
+            )
+        if binary:
+            self.check_takes_states()
+            _check_states(record.x, name, relaxed=relaxed)
+        record.check(name, self.input_dims, relaxed=relaxed, told=told)
+        found(binary)
 
 
 @final
@@ -219,6 +304,13 @@ class Undefined(LocalEstimator):
 
 UNDEFINED = Undefined()
 
+
+def estimated(rule: LocalEstimator | None) -> Visit:
+    """Gives a layer's states with the gradient of ``rule``, guarded; without one, that is an error on the way back."""
+    chosen: LocalEstimator = rule or UNDEFINED
+    return lambda call: estimate(chosen.visit(call), twice=chosen.second_derivatives)
+
+
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
@@ -231,9 +323,10 @@ def use(model: ModelT, estimator: LocalEstimator | None, *, generator: Generator
     Between binary layers states may be reshaped, permuted, sliced, padded with ±1, concatenated, change their sign, or be
     pooled by :class:`flipgrad.MaxPool2d`: from autograd's record every layer sees that each entry of its input is one unit. All
     else, torch's own max-pooling or a sum say, is refused by name. So is a unit that one input holds twice, whose copies would
-    be flipped one at a time; it may go to many layers. With ``inputs="posterior"`` or "rao-blackwell" it may go to one layer
-    only, and not to the head besides. What autograd does not record (``detach``, ``torch.no_grad``, comparisons) is taken for
-    constant, as everywhere in torch.
+    be flipped one at a time; it may go to many layers. :class:`flipgrad.Graph` gives such a model the methods of
+    ``Sequential``: predictions, members, initialisation, training. With ``inputs="posterior"`` or "rao-blackwell" it may go to
+    one layer only, and not to the head besides. What autograd does not record (``detach``, ``torch.no_grad``, comparisons) is
+    taken for constant, as everywhere in torch.
 
     Args:
         model: any module with binary layers in it.
@@ -262,8 +355,8 @@ def _check_local(estimator: object, who: str) -> None:
     check_estimator(estimator)
     if not isinstance(estimator, LocalEstimator):
         raise InputError(
-            f"{who}: {type(estimator).__name__} needs the whole network; pass it to fg.Sequential: "
-            "net(x, objective, estimator=...)"
+            f"{who}: {type(estimator).__name__} needs the whole network; pass it to fg.Sequential, or to fg.Graph(model, x) of "
+            "a model written by hand: net(x, objective, estimator=...)"
         )
 
 

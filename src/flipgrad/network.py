@@ -1,65 +1,36 @@
-"""The paper's model: real-valued modules, then stochastic binary layers, then a head."""
+"""Stochastic binary networks: what all have in common, and the paper's model, a chain of layers and a head."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import Generator, Tensor, nn
 
-from flipgrad.contract import Batch, Estimator, LayerCall, LocalEstimator, Network, Visit, check_estimator
+from flipgrad.contract import Batch, Estimator, LayerCall, Network, Visit, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.guards import capturing, check_exportable, estimate, keeping_buffers, refuse_scripting
-from flipgrad.layers import UNDEFINED, BinaryLayer
+from flipgrad.layers import BinaryLayer, estimated
 from flipgrad.noise import Noise
 from flipgrad.norms import whiten_layers
 from flipgrad.objectives import Objective
 from flipgrad.sampling import Apart, Draw, Mirrored, fresh, given
 from flipgrad.steps import network
 
+NetT = TypeVar("NetT", bound="BinaryNetwork")
 
-@final
-class Sequential(nn.Module):
-    """A stochastic binary network: any differentiable modules, then binary layers, then a head.
 
-    Before the first binary layer any modules may stand; their output is real-valued and never flipped. Between binary layers
-    only what keeps the estimators right: reshaping, padding with 0 or ±1, average pooling (folded into the next layer's
-    weight for flips), max-pooling whose windows do not overlap (see :mod:`flipgrad.max_pooling`) and concatenation
-    (:class:`flipgrad.Concat`). The rest is refused by name. An empty batch gives an empty result.
-
-    Args:
-        modules: the layers in order.
-        head: maps the last states to outputs [B, K], e.g. ``nn.Linear``.
-
-    >>> import flipgrad as fg
-    >>> net = Sequential(fg.BinaryLinear(2, 5), fg.BinaryLinear(5, 5), head=nn.Linear(5, 3))
-    >>> x, y = torch.randn(10, 2), torch.randint(3, (10,))
-    >>> net(x).shape
-    torch.Size([10, 3])
-    >>> net(x, fg.CrossEntropy(y), estimator=fg.PSA()).mean().backward()
-    """
+class BinaryNetwork(nn.Module, ABC):
+    """What :class:`Sequential` and :class:`flipgrad.Graph` share: sampling, estimates, predictions, members, initialisation."""
 
     __prepare_scriptable__ = refuse_scripting
 
-    def __init__(self, *modules: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.body = tuple(str(index) for index in range(len(modules)))
-        for name, module in zip(self.body, modules, strict=True):
-            self.add_module(name, module)
-        self.head = head
-        self.network()
-
-    def __len__(self) -> int:
-        return len(self.body)
-
-    def __getitem__(self, index: int) -> nn.Module:
-        return self.get_submodule(self.body[index])
-
+    @abstractmethod
     def network(self) -> Network:
         """What is evaluated. Made anew from the modules each time, so that replacing one is safe."""
-        return network((self.get_submodule(name) for name in self.body), self.head)
 
     @property
     def binary_layers(self) -> list[BinaryLayer]:
@@ -180,7 +151,7 @@ class Sequential(nn.Module):
         return Member(self, *map(tuple, kept))
 
     @torch.no_grad()
-    def initialize(self, batch: Tensor, *, moments: bool = False, generator: Generator | None = None) -> Sequential:
+    def initialize(self: NetT, batch: Tensor, *, moments: bool = False, generator: Generator | None = None) -> NetT:
         """Rescale and shift every binary layer so that its pre-activations on ``batch`` have mean 0 and variance 1.
 
         The paper's data-dependent initialisation, with statistics per output channel over the batch and space. A layer
@@ -202,10 +173,59 @@ class Sequential(nn.Module):
         return self
 
 
-def check_sequential(net: object, who: str, *, wrapped: bool = False) -> None:
-    """Refuse, on behalf of ``who``, what is no :class:`Sequential` (or no module that holds one, where ``wrapped`` will do)."""
+@final
+class Sequential(BinaryNetwork):
+    """A stochastic binary network: any differentiable modules, then binary layers, then a head.
+
+    Before the first binary layer any modules may stand; their output is real-valued and never flipped. Between binary layers
+    only what keeps the estimators right: reshaping, padding with 0 or ±1, average pooling (folded into the next layer's
+    weight for flips), max-pooling whose windows do not overlap (see :mod:`flipgrad.max_pooling`) and concatenation
+    (:class:`flipgrad.Concat`). Residual blocks (:class:`flipgrad.Residual`) stand behind real-valued modules and each other.
+    The rest is refused by name. An empty batch gives an empty result.
+
+    Args:
+        modules: the layers in order.
+        head: maps the last states to outputs [B, K], e.g. ``nn.Linear``.
+
+    >>> import flipgrad as fg
+    >>> net = Sequential(fg.BinaryLinear(2, 5), fg.BinaryLinear(5, 5), head=nn.Linear(5, 3))
+    >>> x, y = torch.randn(10, 2), torch.randint(3, (10,))
+    >>> net(x).shape
+    torch.Size([10, 3])
+    >>> net(x, fg.CrossEntropy(y), estimator=fg.PSA()).mean().backward()
+    """
+
+    def __init__(self, *modules: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.body = tuple(str(index) for index in range(len(modules)))
+        for name, module in zip(self.body, modules, strict=True):
+            self.add_module(name, module)
+        self.head = head
+        self.network()
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    def __getitem__(self, index: int) -> nn.Module:
+        return self.get_submodule(self.body[index])
+
+    def network(self) -> Network:
+        return network((self.get_submodule(name) for name in self.body), self.head)
+
+
+def check_network(net: object, who: str, *, wrapped: bool = False) -> None:
+    """Refuse, on behalf of ``who``, what is no :class:`BinaryNetwork` (or holds none, where ``wrapped`` will do)."""
     modules = net.modules() if wrapped and isinstance(net, nn.Module) else [net]
-    if not any(isinstance(module, Sequential) for module in modules):
+    if not any(isinstance(module, BinaryNetwork) for module in modules):
+        raise InputError(
+            f"{who} takes a flipgrad.Sequential or a flipgrad.Graph, got {type(net).__name__}: give a model written by hand as "
+            "fg.Graph(model, x); of a network that is compiled or distributed, give what was wrapped"
+        )
+
+
+def check_sequential(net: object, who: str) -> None:
+    """Refuse, on behalf of ``who``, what is no :class:`Sequential`."""
+    if not isinstance(net, Sequential):
         raise InputError(
             f"{who} takes a flipgrad.Sequential, whose layers and head it knows one by one, got {type(net).__name__}: build "
             "the network as fg.Sequential(*layers, head=...); of one that is compiled or distributed, give what was wrapped"
@@ -217,7 +237,7 @@ def check_sequential(net: object, who: str, *, wrapped: bool = False) -> None:
 class Member:
     """One deterministic network of the ensemble: ``member(x)`` gives its outputs [B, K]."""
 
-    net: Sequential
+    net: BinaryNetwork
     noise: tuple[Tensor, ...]
     weight_noise: tuple[Tensor, ...] = ()
 
@@ -232,8 +252,10 @@ def probabilities(outputs: Tensor) -> Tensor:
     return outputs.sigmoid() if outputs.shape[-1] == 1 else outputs.softmax(-1)
 
 
-def parameters_by_layer(net: Sequential) -> dict[str, dict[str, nn.Parameter]]:
+def parameters_by_layer(net: BinaryNetwork) -> dict[str, dict[str, nn.Parameter]]:
     """The trainable parameters of "front", "layer 1", ..., "head" by name; those that several layers share belong to the first.
+
+    Of a model written by hand, it is not known where in it the others are: those of no binary layer are "others".
 
     >>> from flipgrad import BinaryLinear
     >>> list(parameters_by_layer(Sequential(BinaryLinear(2, 4), BinaryLinear(4, 4), head=nn.Linear(4, 2))))
@@ -241,21 +263,22 @@ def parameters_by_layer(net: Sequential) -> dict[str, dict[str, nn.Parameter]]:
     """
     layers = {f"layer {k}": layer for k, layer in enumerate(net.binary_layers, 1)}
     # Backwards, so that the first has the last word.
-    named = reversed([*layers.items(), ("head", net.head)])
+    named = reversed([*layers.items(), *([("head", net.head)] if isinstance(net, Sequential) else [])])
     owners = {id(parameter): name for name, module in named for parameter in module.parameters()}
-    groups: dict[str, dict[str, nn.Parameter]] = {name: {} for name in ("front", *layers, "head")}
+    groups: dict[str, dict[str, nn.Parameter]] = {name: {} for name in ("front", *layers, "head", "others")}
+    rest = "front" if isinstance(net, Sequential) else "others"
     for name, parameter in net.named_parameters():
         if parameter.requires_grad:
-            groups[owners.get(id(parameter), "front")][name] = parameter
+            groups[owners.get(id(parameter), rest)][name] = parameter
     return {name: group for name, group in groups.items() if group}
 
 
-def layers_with_binary_weights(net: Sequential) -> dict[str, BinaryLayer]:
+def layers_with_binary_weights(net: BinaryNetwork) -> dict[str, BinaryLayer]:
     """These layers, by the names that :func:`parameters_by_layer` has for them."""
     return {f"layer {k}": layer for k, layer in enumerate(net.binary_layers, 1) if layer.weights == "binary"}
 
 
-def sample_weight_noise(net: Sequential, generator: Generator | None = None) -> list[Tensor]:
+def sample_weight_noise(net: BinaryNetwork, generator: Generator | None = None) -> list[Tensor]:
     """Z of the weights of every layer that draws these, in order, to be handed in: ``net(x, ..., weight_noise=...)``.
 
     Processes that train together draw the same binary weights if each draws this from a generator with the same seed.
@@ -305,8 +328,7 @@ def _handed_in(noise: Sequence[Tensor], layers: int, name: str, of: str, to: str
 
 def _by_layer(call: LayerCall) -> Tensor:
     """The states that the layer's own estimator gives."""
-    rule: LocalEstimator = call.layer.estimator or UNDEFINED
-    return estimate(rule.visit(call), twice=rule.second_derivatives)
+    return estimated(call.layer.estimator)(call)
 
 
 def _check_input(x: Tensor) -> None:

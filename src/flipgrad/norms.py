@@ -25,6 +25,7 @@ from flipgrad.affine import Affine, AffineMap, Signal, along, over_channels, per
 from flipgrad.binary_weights import BinaryWeightMap
 from flipgrad.contract import LayerCall, Network
 from flipgrad.errors import InputError
+from flipgrad.guards import without_derivative
 from flipgrad.noise import Noise
 from flipgrad.sampling import Draw
 
@@ -393,18 +394,25 @@ def whiten_layers(net: Network, batch: Tensor, draw: Draw, *, moments: bool) -> 
     """Whiten every layer in turn, by its norm if it has one, else by its weight and bias; see ``Sequential.initialize``."""
 
     def visit(call: LayerCall) -> Tensor:
-        # Statistics are those before the norm.
-        affine = call.affine if call.layer.norm is None else call.before_norm
-        a = affine(call.x)
-        uncertain = moments and call.binary
-        variance = affine.variance(1 - call.x.square()) if uncertain else torch.zeros_like(a)
-        a = _rescale(call.layer, a, variance)
-        call.branch_rule = _whitened_branch
-        return call.noise.mean_sign(a) if moments else call.sample(a)
+        if moments and call.check is not None:
+            call.check(True)
+        with torch.no_grad():
+            # Statistics are those before the norm.
+            affine = call.affine if call.layer.norm is None else call.before_norm
+            a = affine(call.x)
+            uncertain = moments and call.binary
+            variance = affine.variance(1 - call.x.square()) if uncertain else torch.zeros_like(a)
+            a = _rescale(call.layer, a, variance)
+            call.branch_rule = _whitened_branch
+            states = call.noise.mean_sign(a) if moments else call.sample(a)
+        return without_derivative(a.requires_grad_(), states) if moments else states
 
-    net.run(net.front(batch), visit, draw)
+    # In a graph written by hand, autograd's record tells which inputs have means and variances.
+    with torch.set_grad_enabled(moments):
+        net.run(net.front(batch), visit, draw)
 
 
+@torch.no_grad()
 def _whitened_branch(branch: Any, sums: Tensor) -> tuple[Tensor, None]:
     """What connections to a stream make of their sums, whitened."""
     return _rescale(branch, sums, torch.zeros_like(sums)), None

@@ -11,6 +11,7 @@ derivative behind the states: there PSA is :class:`flipgrad.ST`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, final, get_args
 
@@ -20,14 +21,12 @@ from torch.nn import functional
 
 from flipgrad.affine import per_channel, transpose
 from flipgrad.connections import Connections, Convolution, FullConnections, WeightKind
-from flipgrad.contract import LayerCall, LocalEstimator
+from flipgrad.contract import LayerCall
 from flipgrad.errors import InputError
-from flipgrad.guards import estimate
 from flipgrad.jets import Added, Jets, Pullback
 from flipgrad.layers import BinaryLayer
 from flipgrad.noise import Noise
 from flipgrad.norms import BatchNorm, Norm, SignMap, check_channels, uses_batch
-from flipgrad.record import mark
 from flipgrad.sampling import Draw
 
 # Where a block changes the stream's shape: averages and copies of its channels, or a learned linear map.
@@ -50,19 +49,13 @@ class OfReal(BinaryLayer):
         """The dimension of the input that holds its channels: 1 or -1."""
         return 1
 
-    def _alone(self, x: Tensor, rule: LocalEstimator, draw: Draw, binary: bool | None) -> Tensor:
+    @final
+    def _call(self, x: Tensor, draw: Draw, binary: bool | None, found: Callable[[bool], None]) -> LayerCall:
         if binary:
             raise InputError(
                 f"{type(self).__name__}(x, binary=True): it takes real numbers; states go to fg.BinaryLinear or fg.BinaryConv2d"
             )
-        call = LayerCall(self, x, False, (), draw)
-        states = estimate(rule.visit(call), twice=rule.second_derivatives)
-        mark(states, call.distribution and call.distribution.prior())
-        return self.result(call, states)
-
-    def result(self, call: LayerCall, states: Tensor) -> Tensor:
-        """What the layer gives, of the ``states`` that it drew."""
-        return states
+        return LayerCall(self, x, False, (), draw)
 
 
 @final

@@ -143,6 +143,13 @@ def for_weights(draw: Draw) -> Draw:
     return draw.weights if isinstance(draw, Apart) else draw
 
 
+def unmirrored(draw: Draw) -> Draw:
+    """The source of the units' noise without halves of opposite noise, for numbers that belong to no example."""
+    if isinstance(draw, Mirrored):
+        return unmirrored(draw.source)
+    return draw.units if isinstance(draw, Apart) else draw
+
+
 def given(z: Tensor, to: str = "pre-activations") -> Draw:
     """A source that returns the noise ``z``, if it broadcasts ``to`` what it is for."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any, final
@@ -14,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
 from flipgrad.errors import InputError
-from flipgrad.guards import keeping_buffers
+from flipgrad.guards import in_eval_mode, keeping_buffers
 from flipgrad.layers import BinaryLayer
 from flipgrad.network import Sequential
 from flipgrad.residual import Residual, Sign
@@ -147,7 +146,7 @@ def summary(net: nn.Module, x: Tensor) -> Summary:
         raise InputError(f"summary(net, x) takes a module and a batch of at least one example, got {got}")
     watch = _Watch(net)
     devices = [x.device] if x.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices), _in_eval_mode(net), keeping_buffers(net), watch.counter, watch:
+    with torch.no_grad(), torch.random.fork_rng(devices), in_eval_mode(net), keeping_buffers(net), watch.counter, watch:
         net(x[:1])
     return Summary(tuple(watch.rows()))
 
@@ -280,17 +279,6 @@ def _steps(net: nn.Module) -> Iterator[tuple[BinaryLayer, Sample]]:
     for module in net.modules():
         if isinstance(module, Sequential):
             yield from ((step.layer, step) for step in samples(module.network().steps))
-
-
-@contextmanager
-def _in_eval_mode(net: nn.Module) -> Iterator[None]:
-    training = [module for module in net.modules() if module.training]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _first_tensor(output: Any) -> Tensor:

@@ -4,15 +4,17 @@ import copy
 import importlib
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from reprlib import repr as brief
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from flipgrad.errors import InputError
+
+NetT = TypeVar("NetT", bound=nn.Module)
 
 
 def is_user_function(name: str) -> bool:
@@ -50,13 +52,20 @@ def call_user_function(name: str, *arguments: object, option: str = "--model") -
         return function(*arguments)
 
 
-def check_runs(name: str, net: nn.Module, x: Tensor, outputs: int | None = None) -> None:
-    """Refuse the network of a user's function ``name`` that fails on inputs ``x`` [B, ...], or has other than ``outputs``."""
+def check_runs(
+    name: str, made: nn.Module, x: Tensor, wrap: Callable[[nn.Module, Tensor], NetT], outputs: int | None = None
+) -> NetT:
+    """The network that ``wrap`` makes of what a user's function ``name`` ``made``, for inputs ``x`` [B, ...].
+
+    Refused is what fails on these, or has other than ``outputs``.
+    """
     what = f"--model {brief(name)} returned a network that fails on inputs {list(x.shape)}"
     with _errors_in_one_line(what, name.partition(":")[0]), torch.no_grad():
+        net = wrap(made, x)
         result = copy.deepcopy(net).eval()(x)
     if outputs is not None and result.shape[-1] != outputs:
         raise InputError(f"--model {brief(name)} returned a network of {result.shape[-1]} outputs for {outputs} classes")
+    return net
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 import flipgrad as fg
 from flipgrad.estimators._paths import Path, PathEstimator
-from flipgrad.network import Batch
+from flipgrad.gradeval.draws import Problem, vectorised
+from flipgrad.network import Batch, layers_with_binary_weights
 from flipgrad.sampling import fresh
 
 # Tests are at 5 standard errors. With a few hundred parameters in all, that is a false alarm in about 10,000 runs of the suite.
@@ -65,16 +66,45 @@ def random_conv_net(noise: fg.Noise, seed: int = 0) -> tuple[fg.Sequential, Tens
     return net, torch.randn(1, 1, 3, 3).double(), torch.tensor([2])
 
 
-def _spread(net: nn.Module) -> None:
+def binary_weight_net(seed: int = 93) -> tuple[fg.Sequential, Tensor, Tensor]:
+    """A net of 12 drawn weights, shared by two inputs: a convolution with a scale, and a fully connected layer with a norm.
+
+    The seed is one with which the gradients in latent weights are large beside their noise.
+    """
+    torch.manual_seed(seed)
+    noise = fg.Logistic(0.5)
+    net = fg.Sequential(
+        fg.BinaryConv2d(1, 1, 2, noise=noise, weights="binary", weight_noise=fg.Normal(1.2)),
+        nn.Flatten(),
+        fg.BinaryLinear(4, 2, noise=noise, weights="binary", weight_noise=fg.Logistic(0.8), norm=fg.ScaleShift(2)),
+        head=nn.Linear(2, 3),
+    ).double()
+    _spread(net, 1.0)
+    return net, torch.randn(2, 1, 3, 3).double(), torch.tensor([0, 2])
+
+
+def _spread(net: nn.Module, scale: float = 0.8) -> None:
     """Larger weights than the default, so that no layer's gradient is lost in the others' noise."""
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.8)
+            parameter.copy_(torch.randn_like(parameter) * scale)
 
 
 def group_gradients(net, x, y, estimator, draws, generator) -> dict[str, Tensor]:
-    """For every parameter, the mean gradient of each of the groups of ``draws`` draws, [GROUPS, *shape]."""
+    """For every parameter, the mean gradient of each of the groups of ``draws`` draws, [GROUPS, *shape].
+
+    The draws are examples of one batch or, where these would share their binary weights, batches.
+    """
     result: dict[str, list[Tensor]] = {name: [] for name, _ in net.named_parameters()}
+    if layers_with_binary_weights(net):
+        problem = Problem(net, x, fg.CrossEntropy(y))
+        parameters = problem.parameters()
+        for _ in range(GROUPS):
+            whole = vectorised(problem, estimator, draws, fresh(generator)).mean(0)
+            sizes = [parameter.numel() for parameter in parameters.values()]
+            for (name, parameter), part in zip(parameters.items(), whole.split(sizes), strict=True):
+                result[name].append(part.view_as(parameter))
+        return {name: torch.stack(values) for name, values in result.items()}
     index = torch.zeros(draws, dtype=torch.long)
     for _ in range(GROUPS):
         net.zero_grad(set_to_none=True)
@@ -98,14 +128,15 @@ def disagreement(net, x, y, estimator, draws: int, seed: int = 0) -> tuple[float
 
     Returns:
         The largest deviation in standard errors, of any entry and of any layer's component along its exact gradient;
-        and the largest relative standard error of such a component.
+        and the largest relative standard error of such a component. Latent weights, and all that is no latent weight beside
+        them, count as layers of their own.
     """
     generator = torch.Generator().manual_seed(seed)
     samples, exact = group_gradients(net, x, y, estimator, draws, generator), exact_gradients(net, x, y)
     worst, resolution = 0.0, 0.0
-    for layer in {name.rpartition(".")[0] for name in exact}:
-        truth = torch.cat([g.flatten() for name, g in exact.items() if name.startswith(layer + ".")])
-        drawn = torch.cat([g.flatten(1) for name, g in samples.items() if name.startswith(layer + ".")], 1)
+    for names in _parts(net):
+        truth = torch.cat([exact[name].flatten() for name in names])
+        drawn = torch.cat([samples[name].flatten(1) for name in names], 1)
         error = drawn.std(0) / GROUPS**0.5
         # Entries whose estimate does not vary are compared to rounding.
         worst = max(worst, ((drawn.mean(0) - truth).abs() / (error + 1e-9)).max().item())
@@ -114,6 +145,16 @@ def disagreement(net, x, y, estimator, draws: int, seed: int = 0) -> tuple[float
         worst = max(worst, abs(along.mean().item() - 1) / (spread + 1e-9))
         resolution = max(resolution, spread)
     return worst, resolution
+
+
+def _parts(net: fg.Sequential) -> list[list[str]]:
+    """The parameters' names by layer; those of latent weights each alone, and the others together."""
+    latent = {layer.weight for layer in layers_with_binary_weights(net).values()}
+    parts: dict[str, list[str]] = {}
+    for name, parameter in net.named_parameters():
+        layer = "" if latent else name.rpartition(".")[0]
+        parts.setdefault(name if parameter in latent else layer, []).append(name)
+    return list(parts.values())
 
 
 def assert_unbiased(net, x, y, estimator, draws: int, seed: int = 0) -> None:
@@ -165,18 +206,24 @@ def train_parameters(estimator, net, x, objective, rate: float, steps: int = 60)
 
 
 class Broken(PathEstimator):
-    """An estimator with an ``error`` made in its gradients, a function of the layer's number and its gradient."""
+    """An estimator with an ``error`` made in its gradients, a function of the layer's number and its gradient.
+
+    ``weight_error`` is one made in the estimate for binary weights.
+    """
 
     unbiased, citation = True, "none"
 
-    def __init__(self, sound: PathEstimator, error) -> None:
-        self.sound, self.error = sound, error
+    def __init__(self, sound: PathEstimator, error=lambda k, g: g, weight_error=lambda term: term) -> None:
+        self.sound, self.error, self.weight_error = sound, error, weight_error
 
     def passes(self, depth: int) -> int:
         return self.sound.passes(depth)
 
     def gradients(self, path) -> list[Tensor]:
         return [self.error(k, gradient) for k, gradient in enumerate(self.sound.gradients(path))]
+
+    def weight_term(self, path) -> Tensor:
+        return self.weight_error(self.sound.weight_term(path))
 
     def extra(self, path) -> Tensor | None:
         return self.sound.extra(path)

@@ -35,6 +35,19 @@ def convolutional() -> Problem:
     return Problem(net, torch.randn(4, 1, 6, 6, dtype=torch.float64), fg.CrossEntropy(torch.arange(4) % 2))
 
 
+def binary_weights() -> Problem:
+    torch.manual_seed(2)
+    options = {"weights": "binary", "weight_noise": fg.Normal(0.8)}
+    net = fg.Sequential(
+        fg.BinaryConv2d(1, 2, 2, **options),
+        nn.Flatten(),
+        fg.BinaryLinear(8, 3, norm=fg.ScaleShift(3), **options),
+        fg.BinaryLinear(3, 4),
+        head=nn.Linear(4, 2),
+    ).double()
+    return Problem(net, torch.randn(5, 1, 3, 3, dtype=torch.float64), fg.CrossEntropy(torch.arange(5) % 2))
+
+
 def recorded_noise(problem: Problem, estimator: fg.Estimator) -> list[torch.Tensor]:
     """Values for everything that an estimate asks of its source of noise, for several draws."""
     generator, noise = torch.Generator().manual_seed(5), []
@@ -78,6 +91,11 @@ def test_vectorised_draws_equal_sequential_ones(name, noise):
 @pytest.mark.parametrize("name", ["psa", "st", "tanh", "concrete", "reinforce", "arm", "disarm", "leg", "muprop", "zgr"])
 def test_vectorised_draws_equal_sequential_ones_in_a_convolutional_net(name):
     assert_equal_draws(convolutional(), frozen(name))
+
+
+@pytest.mark.parametrize("name", ["reinforce", "arm", "disarm", "arms", "bitflip", "leg"])
+def test_vectorised_draws_equal_sequential_ones_with_binary_weights(name):
+    assert_equal_draws(binary_weights(), frozen(name))
 
 
 @pytest.mark.parametrize(

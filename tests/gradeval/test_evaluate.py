@@ -271,5 +271,16 @@ def test_an_objective_that_cannot_be_vectorised_is_measured_one_by_one():
 def test_binary_weights_that_are_too_many_are_refused_by_what_would_fit(noise):
     net = fully_connected(2, [30, 30], 2, weights="binary", weight_noise=noise)
     x, objective = torch.randn(4, 2), fg.CrossEntropy(torch.arange(4) % 2)
-    with pytest.raises(fg.InputError, match=r"exact: .*fit"):
+    with pytest.raises(fg.InputError, match=r"exact: .*fit") as error:
         fg.gradeval.evaluate(net, x, objective, [fg.PSA()], 10)
+    assert ("reference=fg.LEG()" in str(error.value)) == (noise is not None)
+
+
+def test_a_reference_is_drawn_for_binary_weights_that_are_drawn():
+    net = fully_connected(1, [2, 2], 2, weights="binary", weight_noise=fg.Logistic()).double()
+    x, objective = torch.randn(3, 1).double(), fg.CrossEntropy(torch.arange(3) % 2)
+    exact = fg.gradeval.evaluate(net, x, objective, [fg.ST()], 10).reference
+    drawn = fg.gradeval.evaluate(net, x, objective, [fg.ST()], 10, reference=fg.LEG(), reference_samples=20_000).reference
+    assert (exact.kind, drawn.kind, drawn.estimator) == ("exact", "draws", "LEG")
+    for layer, other in zip(exact.layers, drawn.layers, strict=True):
+        assert abs(other.length - layer.length) < 5 * other.error * layer.length < layer.length, layer.name

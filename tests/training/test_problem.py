@@ -78,7 +78,7 @@ def test_a_persons_own_network():
     net = make_net(TrainConfig(model="mine_for_training:make"), data)
     assert net.binary_layers[0].out_features == 6
     for model, message in {
-        "mine_for_training:wrong": "must return a flipgrad.Sequential for the data set, got 3",
+        "mine_for_training:wrong": "must return a flipgrad.Sequential, or a model of binary layers written by hand, .* got 3",
         "mine_for_training:other": "has no attribute 'other'",
         "mine_for_training:number": "is a int, expected a function",
         "not_there_at_all:make": "No module named 'not_there_at_all'",
@@ -129,7 +129,8 @@ def test_bad_data_is_refused(options, message):
             {"weights": "binary", "model": "50"},
             "the only binary layer has real-valued inputs.*give more layers, e.g. 50-50, or",
         ),
-        ({"weights": "binary", "estimator": "arm"}, "ARM has no rule for binary weights: use fg.PSA"),
+        ({"weights": "binary", "estimator": "arm"}, "ARM takes binary weights for random .* weight_noise, e.g. .*fg.PSA"),
+        ({"weights": "binary", "estimator": "muprop", "weight_noise": "logistic"}, "MuProp has no rule for binary weights"),
         (
             {"weights": "binary", "estimator": "tanh"},
             "Tanh relaxes the distribution of binary weights, and these are not drawn",

@@ -198,7 +198,12 @@ def test_the_command_trains_and_evaluates(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--estimator", "arm"), "ARM has no rule for binary weights"),
+        (("--estimator", "arm"), "ARM takes binary weights for random variables, and these are not drawn"),
+        (("--estimator", "rebar", "--weight-noise", "logistic:0.1"), "REBAR has no rule for binary weights"),
+        (
+            ("--estimator", "arm", "--weight-noise", "logistic:0.1", "--objective", "bound", "--samples", "2"),
+            "the copies share one draw of the binary weights, which ARM takes for random in each copy alone",
+        ),
         (("--estimator", "concrete"), "Concrete relaxes the distribution of binary weights, and these are not drawn"),
         (
             ("--estimator", "exact", "--data", "toy", "--model", "3-3"),

@@ -11,7 +11,7 @@ from flipgrad.benchmarks.step import RATE, photographs, update
 from flipgrad.data import AUGMENTATIONS, DataSet, Split
 from flipgrad.estimators.names import for_training
 from flipgrad.machine import fastest
-from flipgrad.network import Sequential
+from flipgrad.network import BinaryNetwork
 from flipgrad.objectives import CrossEntropy
 from flipgrad.training.config import TrainConfig, augmentation, load_data, make_net
 from flipgrad.training.loop import isolated
@@ -69,7 +69,7 @@ def _in_the_loop(trainer: Trainer) -> Callable[[], None]:
     return run
 
 
-def _bare(config: TrainConfig, net: Sequential, data: DataSet) -> Callable[[], None]:
+def _bare(config: TrainConfig, net: BinaryNetwork, data: DataSet) -> Callable[[], None]:
     """Forward, backward and update for one batch, and nothing else."""
     x, objective = data.train.x[: config.batch_size], CrossEntropy(data.train.y[: config.batch_size])
     net.initialize(data.train.x[:256])

@@ -15,7 +15,7 @@ from flipgrad.connections import WeightKind
 from flipgrad.contract import Estimator
 from flipgrad.estimators import PSA, ST, Tanh
 from flipgrad.machine import fastest
-from flipgrad.network import Sequential
+from flipgrad.network import BinaryNetwork, Sequential
 from flipgrad.norms import Norm
 from flipgrad.objectives import CrossEntropy, Objective
 from flipgrad.residual import ResidualConv2d
@@ -69,7 +69,7 @@ def photographs(batch: int, size: int = 32) -> tuple[Tensor, CrossEntropy]:
 
 
 def gradient(
-    net: Sequential, x: Tensor, objective: Objective, rule: Estimator, generator: Generator | None = None
+    net: BinaryNetwork, x: Tensor, objective: Objective, rule: Estimator, generator: Generator | None = None
 ) -> Callable[[], None]:
     """Forward and backward."""
 
@@ -81,7 +81,7 @@ def gradient(
 
 
 def update(
-    net: Sequential, x: Tensor, objective: Objective, rule: Estimator, optimizer: Optimizer | None = None
+    net: BinaryNetwork, x: Tensor, objective: Objective, rule: Estimator, optimizer: Optimizer | None = None
 ) -> Callable[[], None]:
     """Forward, backward and an update, by default of stochastic gradient descent with momentum."""
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, nesterov=True)

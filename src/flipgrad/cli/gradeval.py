@@ -9,7 +9,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Column, Table
-from torch import Tensor
+from torch import Tensor, nn
 
 from flipgrad import exact, files, plots
 from flipgrad.cli._shared import Work, whole_numbers, working
@@ -17,7 +17,8 @@ from flipgrad.data import toy
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS, Estimator
 from flipgrad.gradeval import REFERENCE_FACTOR, Accuracy, Result, by_name, check_options, evaluate
-from flipgrad.network import Sequential
+from flipgrad.graph import as_network
+from flipgrad.network import BinaryNetwork
 from flipgrad.noise import noise_by_name
 from flipgrad.objectives import CrossEntropy, Objective
 from flipgrad.training.config import check_device
@@ -33,7 +34,7 @@ class _Subject(NamedTuple):
 
     name: str
     title: str
-    net: Sequential
+    net: BinaryNetwork
     x: Tensor
     objective: Objective
 
@@ -54,7 +55,10 @@ def gradeval(
     noise: Annotated[str, typer.Option(help="Noise of the units: logistic, normal, laplace, uniform.")] = "logistic",
     epochs: Annotated[str, typer.Option(help="Epochs of the reference training to look at; 0 is before it.")] = "1,100,2000",
     model: Annotated[
-        str | None, typer.Option(help="Your own: package.module:function that returns (network, inputs, objective).")
+        str | None,
+        typer.Option(
+            help="Your own: package.module:function that returns (network, inputs, objective); it may be written by hand."
+        ),
     ] = None,
     reference: Annotated[
         str, typer.Option(help="The truth: exact, the name of an unbiased estimator, or auto (exact if possible).")
@@ -102,7 +106,7 @@ def gradeval(
 
 def _measure(subject: _Subject, names: list[str], samples: int, work: Work, device: str, options: Mapping[str, Any]) -> Result:
     net, x, objective = subject.net.to(device), subject.x.to(device), subject.objective
-    rules = by_name(names, lambda: exact.expected_loss(net, x, objective).detach())
+    rules = by_name(names, lambda: exact.expected_loss(net.network(), x, objective).detach())
     of_reference = options["reference_samples"] or REFERENCE_FACTOR * samples
 
     def report(name: str, new: int) -> None:
@@ -132,12 +136,13 @@ def _toy(widths: str, epochs: str, noise: str, seed: int) -> _Make:
 
 def _user_subject(model: str) -> _Make:
     made = call_user_function(model)
-    if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], Sequential) and isinstance(made[1], Tensor)):
+    if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module) and isinstance(made[1], Tensor)):
         raise InputError(
-            f"--model {brief(model)} must return (flipgrad.Sequential, inputs [B, ...], objective), got {brief(made)}"
+            f"--model {brief(model)} must return (network, inputs [B, ...], objective), the network a flipgrad.Sequential or a "
+            f"model of binary layers written by hand, got {brief(made)}"
         )
-    check_runs(model, made[0], made[1])
-    return lambda work: [_Subject("model", model.partition(":")[2], *made)]
+    net = check_runs(model, made[0], made[1], as_network)
+    return lambda work: [_Subject("model", model.partition(":")[2], net, *made[1:])]
 
 
 def _truth(name: str) -> Estimator | Literal["auto"]:

@@ -1,7 +1,7 @@
 """Gradient estimators, and the one place where their names are listed."""
 
 from flipgrad.contract import Estimator, LocalEstimator, recommend
-from flipgrad.estimators._paths import Path, PathEstimator
+from flipgrad.estimators._paths import Path, PathEstimator, Variables
 from flipgrad.estimators.adf import ADF
 from flipgrad.estimators.arm import ARM
 from flipgrad.estimators.arms import ARMS
@@ -53,7 +53,7 @@ ESTIMATORS: dict[str, type[Estimator]] = {
 
 # fmt: off
 __all__ = [  # noqa: RUF022
-    "ESTIMATORS", "Estimator", "LocalEstimator", "Path", "PathEstimator",
+    "ESTIMATORS", "Estimator", "LocalEstimator", "Path", "PathEstimator", "Variables",
     "ADF", "ARM", "ARMS", "BitFlip", "Concrete", "DisARM", "DoubleCV", "Exact", "GumbelRao", "HardST", "LEG", "LocalReparam",
     "MuProp", "PSA", "REBAR", "REINFORCE", "RELAX", "ST", "Tanh", "ZGR",
     "Baseline", "ConstantBaseline", "LearnedBaseline", "RunningBaseline",

@@ -271,10 +271,13 @@ def is_linear(head: nn.Module) -> TypeGuard[nn.Linear]:
     return kind is nn.Linear and not has_hooks(head)
 
 
-def check_separable(head: nn.Module) -> None:
-    """Flips compare losses of one example, so the head must treat examples alone and twice alike."""
+def check_separable(head: nn.Module, *, evaluated_once: bool = False) -> None:
+    """Flips compare losses of one example, so the head must treat examples alone and twice alike.
+
+    Dropout is right where the head is ``evaluated_once``.
+    """
     for module in head.modules():
-        if isinstance(module, _BatchNorm | _DropoutNd) and module.training:
+        if module.training and (isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and not evaluated_once)):
             raise InputError(
                 f"the estimator evaluates the head on other states, and {module} in training mode mixes examples or draws at "
                 "random; use LayerNorm, put that module in eval mode, or linearise the head with fg.PSA(flip_head=False)"
@@ -282,21 +285,33 @@ def check_separable(head: nn.Module) -> None:
 
 
 def check_head_alone(net: Network, x: Tensor, outputs: Tensor) -> None:
-    """Refuse a head whose ``outputs`` for an example depend on the rest of the batch ``x``, or are drawn at random.
-
-    Dropout is known to draw, and to be right where the head is evaluated once.
-    """
-    drops = any(isinstance(module, _DropoutNd) and module.training for module in net.head.modules())
-    if is_linear(net.head) or drops or not len(x) or cannot_look():
+    """Refuse a head whose ``outputs`` for an example depend on the rest of the batch ``x``, or are drawn at random."""
+    if is_linear(net.head):
         return
-    check_separable(net.head)
+    check_separable(net.head, evaluated_once=True)
+    if not can_compare(net.head, x):
+        return
     with torch.no_grad():
         alone = net.outputs(x[:1])
-    # Rounding depends on the size of a batch.
-    rounding = 1e3 * torch.finfo(outputs.dtype).eps * outputs.detach().abs().max()
-    if not bool(((alone - outputs.detach()[:1]).abs() <= rounding).all()):
+    if differs(alone, outputs):
         raise InputError(
             "the estimator evaluates the head on other states, and the head gives an example other outputs alone than in the "
             "batch: it mixes examples or draws at random; change it, or linearise it with fg.PSA(flip_head=False, "
             "head='sampled')"
         )
+
+
+def can_compare(module: nn.Module, x: Tensor) -> bool:
+    """Whether what a ``module`` gives for the first example of ``x`` can be compared with what it gave for the batch.
+
+    Not with dropout, which is known to draw, and to be right where the module is evaluated once.
+    """
+    drops = any(isinstance(part, _DropoutNd) and part.training for part in module.modules())
+    return len(x) > 0 and not drops and not cannot_look()
+
+
+def differs(alone: Tensor, together: Tensor) -> bool:
+    """Whether values of the first example ``alone`` are not those in the batch, beyond rounding, which depends on its size."""
+    together = together.detach()
+    rounding = 1e3 * torch.finfo(together.dtype).eps * together.abs().max()
+    return alone.shape[1:] != together.shape[1:] or not bool(((alone - together[:1]).abs() <= rounding).all())

@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from flipgrad.contract import Batch
 from flipgrad.errors import InputError
 from flipgrad.estimators._paths import Path, PathEstimator
-from flipgrad.network import Sequential, check_sequential
+from flipgrad.network import BinaryNetwork, check_network
 from flipgrad.objectives import Objective
 from flipgrad.sampling import fresh
 
@@ -30,10 +30,11 @@ class TunedEstimator(PathEstimator, nn.Module):
     They are trained along: after going backward through the batch's mean loss their gradient is that of the estimate's
     squared length (:meth:`variance_loss`, from the same draw), times PACE and divided by a running average of that square
     (or by the draw's own, where it is larger), so that a learning rate means the same for losses of any size.
-    Frozen, ``requires_grad_(False)``, they cost nothing.
+    Frozen, ``requires_grad_(False)``, they cost nothing. Binary weights, which all examples share, are refused.
     """
 
     unbiased = True
+    units_only = "its control variate is differentiated in every weight for each example"
     level: Tensor
 
     def __init__(self) -> None:
@@ -66,7 +67,9 @@ class TunedEstimator(PathEstimator, nn.Module):
 
     @final
     @torch.enable_grad()
-    def variance_loss(self, net: Sequential, x: Tensor, objective: Objective, *, generator: Generator | None = None) -> Tensor:
+    def variance_loss(
+        self, net: BinaryNetwork, x: Tensor, objective: Objective, *, generator: Generator | None = None
+    ) -> Tensor:
         """One draw of the estimate's squared length, whose gradient trains the estimator's own parameters.
 
         The length is that of the gradient in all pre-activations; its mean is their total variance plus a constant. Going
@@ -84,8 +87,10 @@ class TunedEstimator(PathEstimator, nn.Module):
         name = f"{type(self).__name__}.variance_loss"
         if not any(parameter.requires_grad for parameter in self.parameters()):
             raise InputError(f"{name}: every parameter of the estimator is frozen; call requires_grad_() on some")
-        check_sequential(net, name)
-        square, carrier = self._learn(self.estimate(Path.sample(net.network(), Batch(x, objective, fresh(generator)))))
+        check_network(net, name)
+        network = net.network()
+        self.check_weights(network)
+        square, carrier = self._learn(self.estimate(Path.sample(network, Batch(x, objective, fresh(generator)))))
         return square + carrier
 
     def _learn(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -5,9 +5,7 @@ Yin, Zhou. ARM: Augment-REINFORCE-Merge Gradient for Stochastic Binary Networks.
 
 from typing import final
 
-from torch import Tensor
-
-from flipgrad.estimators._paths import Path, PathEstimator, logit_slope, per_example
+from flipgrad.estimators._paths import PathEstimator, Products, Variables, logit_slope
 from flipgrad.noise import sign
 
 
@@ -23,6 +21,9 @@ class ARM(PathEstimator):
     where f(x) continues with newly sampled later layers. For a noise other than logistic the gradient in a follows by the
     chain rule. Unbiased. One path and two tails for every layer.
 
+    Binary weights that are drawn are one more set of variables, with the latent weights for a and two tails more; the
+    antithetic weights are those of the whole batch.
+
     >>> import torch, flipgrad as fg
     >>> net = fg.Sequential(fg.BinaryLinear(2, 4), fg.BinaryLinear(4, 4), head=torch.nn.Linear(4, 2))
     >>> net(torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1])), estimator=fg.ARM()).mean().backward()
@@ -32,8 +33,8 @@ class ARM(PathEstimator):
     tails = 2
     citation = "Yin, Zhou 2019"
 
-    def gradient(self, path: Path, k: int) -> Tensor:
-        a, z, noise = path.a[k].detach(), path.z[k], path.noises[k]
+    def products(self, variables: Variables) -> Products:
+        a, z, noise = variables.a, variables.z, variables.noise
         # u < p is z < F^{-1}(p) = a: the path's own state. u > 1 - p is z > -a by symmetry.
-        difference = path.tail(k, sign(z + a)) - path.tail(k, sign(a - z))
-        return per_example(difference, a) * (noise.cdf(z) - 0.5) * logit_slope(noise, a)
+        difference = variables.tail(sign(z + a)) - variables.tail(sign(a - z))
+        yield difference, (noise.cdf(z) - 0.5) * logit_slope(noise, a)

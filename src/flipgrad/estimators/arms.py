@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.estimators._paths import Path, PathEstimator, per_example
+from flipgrad.estimators._paths import PathEstimator, Products, Variables
 
 
 @final
@@ -32,6 +32,9 @@ class ARMS(PathEstimator):
     Unbiased: E of the sum is Cov(f(x_1), score_1) - Cov(f(x_1), score_2), and the second is :math:`\rho` times the first, as
     the mean of f given one unit is linear in that unit. With n = 2 it is DisARM. One path and n tails for every layer.
 
+    Binary weights that are drawn are one more set of variables, with the latent weights for a and n tails more; the antithetic
+    weights are those of the whole batch.
+
     Args:
         samples: n, at least 2.
 
@@ -48,18 +51,19 @@ class ARMS(PathEstimator):
             raise InputError(f"ARMS(samples={samples}): at least two antithetic samples are needed, e.g. 4")
         self.samples = self.tails = samples
 
-    def gradient(self, path: Path, k: int) -> Tensor:
-        a, noise = path.a[k].detach(), path.noises[k]
+    def products(self, variables: Variables) -> Products:
+        a, noise = variables.a, variables.noise
         # The rarer state is the sign opposite to a: its probability is F(-|a|).
         q = noise.cdf(-a.abs())
-        exponential = torch.stack([-path.uniform(a).log() for _ in range(self.samples)])
+        exponential = torch.stack([-variables.uniform(a).log() for _ in range(self.samples)])
         u = (1 - exponential / exponential.sum(0)) ** (self.samples - 1)
         common = torch.where(a < 0, -1.0, 1.0).to(a.dtype)
         states = torch.where(u < q, -common, common)
-        f = torch.stack([path.tail(k, x) for x in states])
+        f = torch.stack([variables.tail(x) for x in states])
         advantage = (f - f.mean(0)) / (self.samples - 1)
-        total = torch.stack([per_example(w, a) * noise.score(x, a) for w, x in zip(advantage, states, strict=True)]).sum(0)
-        return total / (1 - correlation(q, self.samples))
+        correction = 1 / (1 - correlation(q, self.samples))
+        for numbers, x in zip(advantage, states, strict=True):
+            yield numbers, noise.score(x, a) * correction
 
 
 def correlation(q: Tensor, samples: int) -> Tensor:

@@ -8,9 +8,8 @@ Variational Inference. NeurIPS 2015; and Tokui, Sato. Evaluating the Variance of
 from typing import final
 
 import torch
-from torch import Tensor
 
-from flipgrad.estimators._paths import Path, PathEstimator, per_example
+from flipgrad.estimators._paths import PathEstimator, Products, Variables
 
 
 @final
@@ -26,6 +25,8 @@ class BitFlip(PathEstimator):
     Unbiased: given the other units, F'(a_i) times the difference is the derivative of the expectation over unit i, and i is
     drawn independently. Its variance grows with n. One path, and one tail for every layer.
 
+    Of binary weights that are drawn, one of every layer is flipped, the same for all examples, with one tail more.
+
     >>> import torch, flipgrad as fg
     >>> net = fg.Sequential(fg.BinaryLinear(2, 4), fg.BinaryLinear(4, 4), head=torch.nn.Linear(4, 2))
     >>> net(torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1])), estimator=fg.BitFlip()).mean().backward()
@@ -35,12 +36,11 @@ class BitFlip(PathEstimator):
     tails = 1
     citation = "Titsias, Lázaro-Gredilla 2015, one coordinate"
 
-    @torch.no_grad()
-    def gradient(self, path: Path, k: int) -> Tensor:
-        a, x = path.a[k], path.states[k]
+    def products(self, variables: Variables) -> Products:
+        a, x = variables.a, variables.states
         n = a.flatten(1).shape[1]
         # Double precision, so that every unit of a large layer can be met.
-        u = path.uniform(a.new_empty(len(a), 1, dtype=torch.float64))
+        u = variables.uniform(a.new_empty(len(a), 1, dtype=torch.float64))
         chosen = (torch.arange(n, device=x.device) == (u * n).long().clamp(max=n - 1)).to(x.dtype).view_as(x)
-        change = path.losses - path.replayed(k, (x * (1 - 2 * chosen))[None])[0]
-        return n * chosen * path.noises[k].pdf(a) * x * per_example(change, a)
+        change = variables.path.losses.detach() - variables.replayed((x * (1 - 2 * chosen))[None])[0]
+        yield change, n * chosen * variables.noise.pdf(a) * x

@@ -6,9 +6,7 @@ Yin, Ho, Yan, Qian, Zhou. Probabilistic Best Subset Selection via Gradient-Based
 
 from typing import final
 
-from torch import Tensor
-
-from flipgrad.estimators._paths import Path, PathEstimator, logit_slope, per_example
+from flipgrad.estimators._paths import PathEstimator, Products, Variables, logit_slope
 from flipgrad.noise import sign
 
 
@@ -26,6 +24,9 @@ class DisARM(PathEstimator):
     logistic the gradient in a follows by the chain rule. Unbiased, with a variance never above ARM's. One path, and one more
     tail for every layer.
 
+    Binary weights that are drawn are one more set of variables, with the latent weights for a and one tail more; the antithetic
+    weights are those of the whole batch.
+
     >>> import torch, flipgrad as fg
     >>> net = fg.Sequential(fg.BinaryLinear(2, 4), fg.BinaryLinear(4, 4), head=torch.nn.Linear(4, 2))
     >>> net(torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1])), estimator=fg.DisARM()).mean().backward()
@@ -35,10 +36,9 @@ class DisARM(PathEstimator):
     tails = 1
     citation = "Dong, Mnih, Tucker 2020"
 
-    def gradient(self, path: Path, k: int) -> Tensor:
-        a, noise = path.a[k].detach(), path.noises[k]
+    def products(self, variables: Variables) -> Products:
+        a, noise = variables.a, variables.noise
         # u < p is z < a: the path's own state. u > 1 - p is z > -a by symmetry.
-        antithetic = sign(path.z[k] + a)
-        difference = per_example(path.tail(k, antithetic) - path.losses.detach(), a) / 2
-        weight = (antithetic - path.states[k]) / 2 * noise.cdf(a.abs())
-        return difference * weight * logit_slope(noise, a)
+        antithetic = sign(variables.z + a)
+        difference = (variables.tail(antithetic) - variables.path.losses.detach()) / 2
+        yield difference, (antithetic - variables.states) / 2 * noise.cdf(a.abs()) * logit_slope(noise, a)

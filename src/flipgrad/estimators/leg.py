@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.estimators._head import flipped_states, in_chunks
-from flipgrad.estimators._paths import Path, PathEstimator
+from flipgrad.estimators._paths import Path, PathEstimator, Variables
 
 
 @final
@@ -27,6 +27,9 @@ class LEG(PathEstimator):
     layer it is PSA. One path and a tail for every unit, evaluated as one batch per layer, or several where that would hold
     more than 2^20 numbers in one layer.
 
+    Binary weights that are drawn are flipped one by one too, each for the whole batch, with the latent weights for a: a tail
+    for every weight.
+
     >>> import torch, flipgrad as fg
     >>> net = fg.Sequential(fg.BinaryLinear(2, 4), fg.BinaryLinear(4, 4), head=torch.nn.Linear(4, 2))
     >>> net(torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 1])), estimator=fg.LEG()).mean().backward()
@@ -38,9 +41,23 @@ class LEG(PathEstimator):
     cost = "1, and n tails per layer"
     citation = "Titsias, Lázaro-Gredilla 2015; Tokui, Sato 2017"
 
-    @torch.no_grad()
     def gradient(self, path: Path, k: int) -> Tensor:
-        x, widest = path.states[k], max(a.numel() for a in path.a)
-        units = torch.arange(x.flatten(1).shape[1], device=x.device)
-        flipped = in_chunks(lambda some: path.replayed(k, flipped_states(x, some)), widest, units)
-        return path.noises[k].pdf(path.a[k]) * (path.losses - flipped).t().reshape(x.shape) * x
+        units = path.units(k)
+        changes = _changes(units, max(a.numel() for a in path.a))
+        return units.noise.pdf(units.a) * changes.t().reshape(units.a.shape) * units.states
+
+    def weight_term(self, path: Path) -> Tensor:
+        terms = []
+        for weights in path.weights:
+            slopes = (weights.parameter - weights.a) * weights.noise.pdf(weights.a) * weights.states
+            terms.append(slopes.flatten() @ _changes(weights, weights.a.numel()))
+        return torch.stack(terms).sum(0)
+
+
+@torch.no_grad()
+def _changes(variables: Variables, numbers: int) -> Tensor:
+    """The path's losses less those with each of the variables flipped, [variables, B]; one flip holds this many ``numbers``."""
+    x = variables.states
+    every = torch.arange(x.flatten(1).shape[1], device=x.device)
+    flipped = in_chunks(lambda some: variables.replayed(flipped_states(x, some)), numbers, every)
+    return variables.path.losses - flipped

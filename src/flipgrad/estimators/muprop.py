@@ -28,7 +28,7 @@ class MuProp(BaselineEstimator):
 
     Unbiased: the slopes depend on the input only, and :math:`E[x^k\, \partial \log p / \partial a^k] = m'(a^k)` given the
     layer before, so what is subtracted in the first term is added in the second. Two passes, the sampled and the mean-field
-    one, and the latter's backpropagation.
+    one, and the latter's backpropagation. Binary weights, which all examples share, are refused.
 
     Args:
         baseline: takes the place of the constant :math:`b = \bar f`; it guesses the expected loss, as in
@@ -40,6 +40,7 @@ class MuProp(BaselineEstimator):
     """
 
     unbiased = True
+    units_only = "its linear baseline has a slope in every weight of its own for each example"
     citation = "Gu, Levine, Sutskever, Mnih 2016"
 
     def passes(self, depth: int) -> int:

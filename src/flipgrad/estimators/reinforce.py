@@ -5,6 +5,7 @@ Williams. Simple Statistical Gradient-Following Algorithms for Connectionist Rei
 
 from typing import final
 
+import torch
 from torch import Tensor
 
 from flipgrad.estimators._paths import Path, per_example
@@ -19,6 +20,9 @@ class REINFORCE(BaselineEstimator):
 
     Unbiased: the score has mean 0, so that a baseline b which does not depend on the sample changes the variance only. One
     pass. The variance grows with the number of units; without a baseline it also grows with the loss itself.
+
+    Binary weights that are drawn are variables like the states: with the score of the weights, which all examples share. Their
+    number makes the variance grow, too, and it does not fall with the number of examples.
 
     Args:
         baseline: :class:`~flipgrad.ConstantBaseline`, :class:`~flipgrad.RunningBaseline` (needs ``net(..., index=...)``) or
@@ -39,3 +43,7 @@ class REINFORCE(BaselineEstimator):
             per_example(rewards, a) * noise.score(states, a.detach())
             for a, states, noise in zip(path.a, path.states, path.noises, strict=True)
         ]
+
+    def weight_term(self, path: Path) -> Tensor:
+        carriers = [weights.carry(weights.noise.score(weights.states, weights.a)) for weights in path.weights]
+        return self.rewards(path, 0.0) * torch.stack(carriers).sum(0)

@@ -24,7 +24,7 @@ from flipgrad.contract import Batch, LayerCall
 from flipgrad.errors import InputError
 from flipgrad.estimators import Estimator
 from flipgrad.machine import cores, threads
-from flipgrad.network import Sequential, parameters_by_layer
+from flipgrad.network import BinaryNetwork, parameters_by_layer
 from flipgrad.noise import Noise
 from flipgrad.objectives import Objective
 from flipgrad.sampling import Draw, Stream, fresh
@@ -41,7 +41,7 @@ PARTS = 8
 class Problem:
     """What is differentiated: the mean of the objective over the data points ``x`` [B, ...]."""
 
-    net: Sequential
+    net: BinaryNetwork
     x: Tensor
     objective: Objective
 

@@ -23,7 +23,7 @@ from flipgrad.estimators import DisARM, Estimator, Exact
 from flipgrad.gradeval.draws import Problem, Sampler, default_workers, whole_gradient
 from flipgrad.gradeval.statistics import CONFIDENCE, COSINE_SHARE, Accuracy, Tally
 from flipgrad.guards import keeping_buffers
-from flipgrad.network import Sequential, check_sequential, layers_with_binary_weights
+from flipgrad.network import BinaryNetwork, check_network, layers_with_binary_weights
 from flipgrad.objectives import Objective
 from flipgrad.sampling import check_seed
 
@@ -130,7 +130,7 @@ class Result:
 
 
 def evaluate(
-    net: Sequential,
+    net: BinaryNetwork,
     x: Tensor,
     objective: Objective,
     estimators: Sequence[Estimator] | Mapping[str, Estimator],
@@ -152,15 +152,17 @@ def evaluate(
     them counts as an error: give such layers a ``weight_noise``, or freeze their weights by ``requires_grad_(False)``.
 
     Args:
-        net: the network; parameters with ``requires_grad=False`` are left out.
+        net: the network, a :class:`~flipgrad.Sequential` or a :class:`~flipgrad.Graph`; parameters with
+            ``requires_grad=False`` are left out.
         x: data points [B, ...].
         objective: maps outputs [..., B, K] to losses [..., B].
         estimators: estimators, called by the names of their classes; or a mapping from names.
         samples: draws per estimator, at least 10.
         seed: the same seed gives the same draws.
         reference: what estimates are compared with. "auto" is the exact gradient where the network is small enough or has
-            binary weights, else the mean of many draws of DisARM, with its standard error in the result; ``fg.Exact()``
-            insists on the exact one; an unbiased estimator is drawn from.
+            binary weights, else, and of models written by hand, the mean of many draws of DisARM, with its standard error in
+            the result; ``fg.Exact()`` insists on the exact one; an unbiased estimator is drawn from. Of binary weights that are
+            drawn such estimates are noisy: ``fg.LEG()`` is the least so, and takes a pass for every weight.
         reference_samples: draws of the reference; by default 100 times ``samples``.
         workers: threads that draw side by side; by default one for every core. The result does not depend on it.
         report: called with what is at hand and the number of new draws, for a progress bar.
@@ -189,8 +191,8 @@ def evaluate(
     return Result(measured, truth, samples, len(x), seed)
 
 
-def _problem(net: Sequential, x: Tensor, objective: Objective) -> Problem:
-    check_sequential(net, "gradeval")
+def _problem(net: BinaryNetwork, x: Tensor, objective: Objective) -> Problem:
+    check_network(net, "gradeval")
     problem = Problem(net, x, objective)
     if not problem.parameters():
         raise InputError("the network has no parameter with requires_grad=True, so there is no gradient to measure")
@@ -248,10 +250,8 @@ def _measure(
 def _reference(
     problem: Problem, choice: Estimator | Literal["auto"], draws: int, seed: int, workers: int, tell: Report
 ) -> Reference:
-    # Nothing else is unbiased in binary weights: networks too large for the exact gradient are refused with what would fit.
-    must_be_exact = isinstance(choice, Exact) or (choice == "auto" and bool(layers_with_binary_weights(problem.net)))
-    if must_be_exact or (choice == "auto" and _can_be_exact(problem)):
-        loss = exact.expected_loss(problem.net, problem.x, problem.objective).mean()
+    if isinstance(choice, Exact) or (choice == "auto" and (_must_be_exact(problem) or _can_be_exact(problem))):
+        loss = exact.expected_loss(problem.net.network(), problem.x, problem.objective).mean()
         gradient = whole_gradient(loss, problem.parameters()).double().cpu()
         check_finite(gradient[None], problem.layers(), "Exact")
         layers = [ReferenceLayer(name, float(gradient[part].norm()), 0.0) for name, part in problem.layers().items()]
@@ -275,14 +275,34 @@ def _reference(
     return reference
 
 
+def _must_be_exact(problem: Problem) -> bool:
+    """Whether there are binary weights; networks of them that are too large for the exact gradient are refused.
+
+    Where weights are not drawn nothing else has their gradient, 0; where they are, most numbers of draws would end in noise.
+    """
+    binary = layers_with_binary_weights(problem.net).values()
+    if binary and all(layer.weight_noise is not None for layer in binary):
+        try:
+            _try_exact(problem)
+        except InputError as error:
+            raise InputError(
+                f"{error}; or choose what to draw the reference from: reference=fg.LEG(), or fg.DisARM()"
+            ) from None
+    return bool(binary)
+
+
 def _can_be_exact(problem: Problem) -> bool:
     """Whether the network is small enough for the exact gradient."""
     try:
-        with torch.no_grad():
-            exact.expected_loss(problem.net, problem.x[:2], lambda outputs: outputs.sum(-1))
+        _try_exact(problem)
     except InputError:
         return False
     return True
+
+
+@torch.no_grad()
+def _try_exact(problem: Problem) -> None:
+    exact.expected_loss(problem.net.network(), problem.x[:2], lambda outputs: outputs.sum(-1))
 
 
 def mean_of_draws(layers: Mapping[str, slice], name: str, draws: int, made: Iterable[Tensor]) -> Reference:

@@ -24,7 +24,7 @@ from flipgrad.gradeval import Reference, ReferenceLayer
 from flipgrad.gradeval.draws import Problem, one_by_one, stream
 from flipgrad.gradeval.evaluate import accuracy_of_draws, mean_of_draws
 from flipgrad.machine import fastest, threads
-from flipgrad.network import Sequential
+from flipgrad.network import BinaryNetwork
 from flipgrad.objectives import CrossEntropy, Objective
 from flipgrad.plots.options import KEYS, PAPER, Grid, Net, Trained
 from flipgrad.reproduce._cells import Cell, Place, read_result
@@ -295,7 +295,7 @@ def option_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     return {"layers": [asdict(layer) for layer in accuracy_of_draws(layers, reference, settings["option"], count, made)]}
 
 
-def _network(config: Mapping[str, Any], x: Tensor, y: Tensor) -> Sequential:
+def _network(config: Mapping[str, Any], x: Tensor, y: Tensor) -> BinaryNetwork:
     """A network for these examples, untrained; no data are read."""
     return make_net(
         TrainConfig.from_json(config), DataSet(config["data"], Split(x, y), Split(x, y), classes=10, background=0.0)
@@ -340,7 +340,7 @@ def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> Costs:
 
 
 def _time(
-    shop: Workshop, name: str, net: Sequential, x: Tensor, y: Tensor, rules: Mapping[str, Estimator], repeats: int
+    shop: Workshop, name: str, net: BinaryNetwork, x: Tensor, y: Tensor, rules: Mapping[str, Estimator], repeats: int
 ) -> dict[str, float]:
     """Seconds of a gradient by every rule."""
     generator, objective, total = torch.Generator().manual_seed(shop.seed), CrossEntropy(y), (repeats + 1) * len(rules)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
 
+from flipgrad.bounds import bound_losses, mean_losses
 from flipgrad.connections import WeightKind
 from flipgrad.data import AUGMENTATIONS, SOURCES, DataSet
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS
 from flipgrad.estimators.names import for_training, is_user_estimator
+from flipgrad.graph import Graph, as_network
 from flipgrad.guards import keeping_buffers
-from flipgrad.network import Sequential, layers_with_binary_weights
+from flipgrad.network import BinaryNetwork, layers_with_binary_weights
 from flipgrad.noise import NOISES, Noise, noise_by_name
 from flipgrad.objectives import CrossEntropy
 from flipgrad.training.models import MODELS, NORMS, WEIGHTS, NormName, model
@@ -26,6 +29,8 @@ from flipgrad.user_code import call_user_function, check_runs, is_user_function
 
 # What is wanted is found by the run itself: the data set's own choice, or a search.
 AUTO = "auto"
+# What is minimised, by name: losses [B] of a batch from some draws.
+LOSSES: dict[str, Callable[..., Tensor]] = {"expected": mean_losses, "bound": bound_losses}
 # Binary weights are signs, and not drawn.
 NO_NOISE = "none"
 # What 64 bits hold, and torch takes as a seed.
@@ -75,7 +80,7 @@ class TrainConfig:
         AUTO,
         PROBLEM,
         f"auto (the data set's own), {', '.join(MODELS)}, widths such as 200-200, or package.module:function, called with the "
-        "data set.",
+        "data set: your own, a flipgrad.Sequential or a model of binary layers written by hand.",
     )
     width: float = _option(1.0, PROBLEM, "Factor on the channels or units of our networks.")
     norm: str = _choice(PROBLEM, "Before every sign: none, batch (BatchNorm), affine (a learned scale and shift).", *NORMS)
@@ -269,7 +274,7 @@ def load_data(config: TrainConfig) -> DataSet:
     return data.with_validation(config.validation, seed=config.seed) if config.validation else data
 
 
-def make_net(config: TrainConfig, data: DataSet) -> Sequential:
+def make_net(config: TrainConfig, data: DataSet) -> BinaryNetwork:
     """The network with its first weights, which only the seed decides.
 
     A function that ``config.model`` names is imported and called: :func:`flipgrad.training.read_config` returns no such
@@ -281,7 +286,7 @@ def make_net(config: TrainConfig, data: DataSet) -> Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         if is_user_function(name):
-            net = _user_net(config, data)
+            net: BinaryNetwork = _user_net(config, data)
         else:
             net = model(
                 name,
@@ -292,7 +297,7 @@ def make_net(config: TrainConfig, data: DataSet) -> Sequential:
                 weights=cast(WeightKind, config.weights),
                 weight_noise=config.noise_of_weights,
             )
-        _check_weight_rule(config, net, data)
+        _check_estimator(config, net, data)
     return net
 
 
@@ -301,31 +306,35 @@ def augmentation(config: TrainConfig) -> str:
     return SOURCES[config.data].augment if config.augment == AUTO else config.augment
 
 
-def _user_net(config: TrainConfig, data: DataSet) -> Sequential:
+def _user_net(config: TrainConfig, data: DataSet) -> BinaryNetwork:
     for name in ("width", "norm", "noise", "weights", "weight_noise"):
         if getattr(config, name) != getattr(TrainConfig, name):
             option = "--" + name.replace("_", "-")
             raise InputError(f"{name} is for our own networks; {config.model!r} decides itself: leave {option} out")
-    net = call_user_function(config.model, data)
-    if not isinstance(net, Sequential):
-        raise InputError(f"--model {config.model!r} must return a flipgrad.Sequential for the data set, got {brief(net)}")
-    check_runs(config.model, net, data.train.x[:2], data.classes)
-    return net
+    made = call_user_function(config.model, data)
+    if not isinstance(made, nn.Module):
+        raise InputError(
+            f"--model {config.model!r} must return a flipgrad.Sequential, or a model of binary layers written by hand, for the "
+            f"data set, got {brief(made)}"
+        )
+    return check_runs(config.model, made, data.train.x[:2], as_network, data.classes)
 
 
-def _check_weight_rule(config: TrainConfig, net: Sequential, data: DataSet) -> None:
-    """Refuse an estimator that cannot train the binary weights of ``net``, before anything is stored.
+def _check_estimator(config: TrainConfig, net: BinaryNetwork, data: DataSet) -> None:
+    """Refuse an estimator that cannot train the binary weights of ``net``, or a model by hand, before anything is stored.
 
-    One without a rule for them has an error of its own; the exact gradient is 0 in weights that are not drawn.
+    One without a rule for them, or for their bound, has an error of its own; the exact gradient is 0 in weights that are not
+    drawn.
     """
     latent = [layer.weight for layer in layers_with_binary_weights(net).values()]
-    if not latent:
+    if not latent and not isinstance(net, Graph):
         return
-    train = data.train.to(latent[0].device)
+    train = data.train.to(next(net.parameters()).device)
     index = torch.arange(2, device=train.y.device)
     label, rule = for_training(config.estimator, len(train))
+    how = {"estimator": rule, "index": index}
     with torch.enable_grad(), keeping_buffers(net):
-        losses = net(train.x[:2], CrossEntropy(train.y[:2]), estimator=rule, index=index)
+        losses = LOSSES[config.objective](net, train.x[:2], CrossEntropy(train.y[:2]), config.samples, **how)
     learned = [weight for weight in latent if weight.requires_grad]
     if learned and any(each is None for each in torch.autograd.grad(losses.sum(), learned, allow_unused=True)):
         raise InputError(

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from flipgrad.bounds import multi_sample_bound
 from flipgrad.data import Split
 from flipgrad.errors import InputError
-from flipgrad.network import Sequential, probabilities
+from flipgrad.network import BinaryNetwork, probabilities
 from flipgrad.objectives import CrossEntropy
 from flipgrad.training.predictions import sampled_outputs
 from flipgrad.training.reliability import Mean, Reliability, ReliabilityBins
@@ -62,7 +62,7 @@ def usual_sizes(samples: int) -> list[int]:
 
 @torch.no_grad()
 def measure_ensembles(
-    net: Sequential,
+    net: BinaryNetwork,
     split: Split,
     samples: int,
     sizes: Sequence[int] | None = None,

@@ -11,7 +11,7 @@ import torch
 from flipgrad import files
 from flipgrad.data import DataSet
 from flipgrad.errors import InputError, StorageError
-from flipgrad.network import Sequential
+from flipgrad.network import BinaryNetwork
 from flipgrad.training.config import TrainConfig
 from flipgrad.training.metrics import Evaluation, is_record
 from flipgrad.training.processes import Processes
@@ -27,7 +27,7 @@ AGREE_EVERY = 10
 
 def train(
     config: TrainConfig,
-    net: Sequential,
+    net: BinaryNetwork,
     data: DataSet,
     folder: RunFolder | None = None,
     *,
@@ -83,7 +83,7 @@ def train(
 
 def automatic_rate(
     config: TrainConfig,
-    make_net: Callable[[], Sequential],
+    make_net: Callable[[], BinaryNetwork],
     data: DataSet,
     *,
     processes: Processes | None = None,

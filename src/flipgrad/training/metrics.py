@@ -10,7 +10,7 @@ from flipgrad.bounds import multi_sample_bound
 from flipgrad.contract import LayerCall
 from flipgrad.data import Split
 from flipgrad.layers import BinaryLayer
-from flipgrad.network import Sequential, layers_with_binary_weights, probabilities
+from flipgrad.network import BinaryNetwork, layers_with_binary_weights, probabilities
 from flipgrad.objectives import CrossEntropy
 from flipgrad.sampling import fresh
 
@@ -58,7 +58,7 @@ def is_record(metrics: Mapping[str, object]) -> bool:
 
 @torch.no_grad()
 def evaluate(
-    net: Sequential,
+    net: BinaryNetwork,
     data: Split,
     samples: int,
     *,
@@ -101,7 +101,7 @@ def evaluate(
     return Evaluation(samples, single, ensemble, deterministic, expected, marginal, shares, undecided_weights(net))
 
 
-def weight_signs(net: Sequential) -> dict[str, Tensor]:
+def weight_signs(net: BinaryNetwork) -> dict[str, Tensor]:
     """Of every layer with binary weights, by name: whether its latent weights are 0 or more, i.e. likelier +1 than -1."""
     return {name: layer.weight.detach() >= 0 for name, layer in layers_with_binary_weights(net).items()}
 
@@ -112,7 +112,7 @@ def changed_signs(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> 
 
 
 @torch.no_grad()
-def undecided_weights(net: Sequential) -> dict[str, float]:
+def undecided_weights(net: BinaryNetwork) -> dict[str, float]:
     """The share of undecided weights of every layer with binary weights; see :class:`Evaluation`."""
     return {name: float(_undecided(layer).double().mean()) for name, layer in layers_with_binary_weights(net).items()}
 
@@ -124,7 +124,7 @@ def _undecided(layer: BinaryLayer) -> Tensor:
     return sizes < UNDECIDED_SIZE * sizes.mean()
 
 
-def _observed(net: Sequential, x: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
+def _observed(net: BinaryNetwork, x: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
     """The outputs [B, K] of one sampled pass, and the numbers of saturated units of every binary layer, then of all units."""
     saturated, of = [], []
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flipgrad.network import Sequential, layers_with_binary_weights
+from flipgrad.network import BinaryNetwork, layers_with_binary_weights
 from flipgrad.norms import ScaleShift
 from flipgrad.training.config import TrainConfig
 
@@ -20,7 +20,7 @@ FUSED = ("cpu", "cuda")
 RATE_FACTOR = "rate_factor"
 
 
-def make_optimizer(config: TrainConfig, net: Sequential, more: Iterable[nn.Parameter] = ()) -> Optimizer:
+def make_optimizer(config: TrainConfig, net: BinaryNetwork, more: Iterable[nn.Parameter] = ()) -> Optimizer:
     """SGD with Nesterov momentum, or Adam, of the parameters of ``net`` and ``more``.
 
     Of SGD, binary weights and their scales have the :func:`rate_factors`; steps of Adam do not depend on the gradient's size,
@@ -43,7 +43,7 @@ def make_optimizer(config: TrainConfig, net: Sequential, more: Iterable[nn.Param
     return torch.optim.SGD(named, momentum=config.momentum, nesterov=config.momentum > 0, **options)
 
 
-def rate_factors(net: Sequential) -> dict[Tensor, float]:
+def rate_factors(net: BinaryNetwork) -> dict[Tensor, float]:
     r"""The factors on SGD's rate of a network's binary weights and of their scales; all others have 1.
 
     A pre-activation is :math:`\gamma \sum_i W_i x_i` of n inputs, with :math:`\gamma \approx 1/\sqrt n`. Its derivative in a

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from flipgrad.data import Split
 from flipgrad.errors import InputError
-from flipgrad.network import Sequential, probabilities
+from flipgrad.network import BinaryNetwork, probabilities
 
 # Bars of the histogram of disagreement: with fewer samples there is one for every possible share.
 MOST_BINS = 20
@@ -20,7 +20,7 @@ MOST_POINT_FEATURES = 4
 
 @torch.no_grad()
 def describe(
-    net: Sequential, split: Split, samples: int, *, seed: int, examples: int = 24, batch_size: int = 512
+    net: BinaryNetwork, split: Split, samples: int, *, seed: int, examples: int = 24, batch_size: int = 512
 ) -> dict[str, Any]:
     """Predict ``split`` in eval mode by ``samples`` members each, and tell what they say.
 
@@ -68,7 +68,7 @@ def describe(
 
 
 def _survey(
-    net: Sequential, split: Split, samples: int, noise: Generator, drawn: Tensor, uncertain: int, batch_size: int
+    net: BinaryNetwork, split: Split, samples: int, noise: Generator, drawn: Tensor, uncertain: int, batch_size: int
 ) -> tuple[dict[int, Tensor], list[int], Tensor, Tensor]:
     """Predict all examples.
 
@@ -97,7 +97,7 @@ def _survey(
     return kept, least_certain, disagreeing, correct
 
 
-def sampled_outputs(net: Sequential, x: Tensor, samples: int, noise: Generator | None) -> Tensor:
+def sampled_outputs(net: BinaryNetwork, x: Tensor, samples: int, noise: Generator | None) -> Tensor:
     """The head's outputs of every draw, [samples, B, K], in float64 on the CPU; refused if they are no scores of classes."""
     outputs = torch.stack([net(x, generator=noise) for _ in range(samples)]).double().cpu()
     if outputs.shape[-1] < 2:

@@ -15,7 +15,7 @@ from flipgrad import files
 from flipgrad.data import DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.estimators.names import is_user_estimator
-from flipgrad.network import Sequential
+from flipgrad.network import BinaryNetwork
 from flipgrad.training.config import TrainConfig, load_data, make_net
 from flipgrad.training.lock import FolderLock
 from flipgrad.training.search import Trial
@@ -301,7 +301,7 @@ class Run:
     """
 
     config: TrainConfig
-    net: Sequential
+    net: BinaryNetwork
     data: DataSet
     same_data: bool
 

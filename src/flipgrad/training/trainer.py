@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import IntEnum
 from typing import Any, final
@@ -12,13 +12,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from flipgrad.bounds import bound_losses, mean_losses
 from flipgrad.data import AUGMENTATIONS, DataSet, Split
 from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
-from flipgrad.network import Sequential, parameters_by_layer, sample_weight_noise
+from flipgrad.network import BinaryNetwork, parameters_by_layer, sample_weight_noise
 from flipgrad.objectives import CrossEntropy, Objective, SoftCrossEntropy
-from flipgrad.training.config import TrainConfig, augmentation
+from flipgrad.training.config import LOSSES, TrainConfig, augmentation
 from flipgrad.training.metrics import Evaluation, changed_signs, evaluate, weight_signs
 from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate, set_rate
 from flipgrad.training.processes import Processes
@@ -28,8 +27,6 @@ from flipgrad.training.run import Checkpoint
 INITIAL_BATCH = 256
 # Reading a number from a GPU makes the processor wait for it, so there divergence is looked for less often.
 CHECK_EVERY_ON_GPU = 50
-# What is minimised, by name: losses [B] of a batch from some draws.
-LOSSES: dict[str, Callable[..., Tensor]] = {"expected": mean_losses, "bound": bound_losses}
 # The mean loss of an epoch, per example, above which training has gone astray: to guess among K classes costs log K.
 EXPLODED_LOSS = 1e4
 
@@ -83,7 +80,7 @@ class Trainer:
         updates_done: how many updates of the current one.
     """
 
-    def __init__(self, config: TrainConfig, net: Sequential, data: DataSet, processes: Processes | None = None) -> None:
+    def __init__(self, config: TrainConfig, net: BinaryNetwork, data: DataSet, processes: Processes | None = None) -> None:
         self.config, self.net, self.data = config, net, data
         self._processes = processes or Processes(config.device)
         self._device = self._processes.device

@@ -8,7 +8,7 @@
 
 from pathlib import Path
 
-from flipgrad.network import Sequential
+from flipgrad.network import BinaryNetwork
 from flipgrad.training import Run
 from flipgrad.zoo.adding import add
 from flipgrad.zoo.cards import Card, overview, table
@@ -30,7 +30,7 @@ def card(name: str) -> Card:
     return OURS.card(name)
 
 
-def load(name: str, *, device: str = "cpu") -> Sequential:
+def load(name: str, *, device: str = "cpu") -> BinaryNetwork:
     """A trained network of the package, in eval mode; see :meth:`Zoo.load`."""
     return OURS.load(name, device=device)
 

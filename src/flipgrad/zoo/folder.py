@@ -14,7 +14,7 @@ from torch import Tensor
 from flipgrad import files
 from flipgrad.data import SOURCES, VARIABLE, DataSet, Split, usual_folder
 from flipgrad.errors import InputError
-from flipgrad.network import Sequential
+from flipgrad.network import BinaryNetwork
 from flipgrad.training import Run, load_data, make_net
 from flipgrad.training.config import check_device
 from flipgrad.zoo.cards import Card
@@ -55,7 +55,7 @@ class Zoo:
         file = self._file(name, "json")
         return Card.from_json(files.read_json(file, missing=AGAIN, broken=AGAIN), f"'{file}'")
 
-    def load(self, name: str, *, device: str = "cpu") -> Sequential:
+    def load(self, name: str, *, device: str = "cpu") -> BinaryNetwork:
         """A trained network, in eval mode and single precision.
 
         It is made from the name and the options of one of our own networks, and gets its weights from a file of tensors.
@@ -119,7 +119,7 @@ class Zoo:
         return self.path / f"{name}.{ending}"
 
 
-def _rebuilt(card: Card) -> Sequential:
+def _rebuilt(card: Card) -> BinaryNetwork:
     """The network of a card with its first weights; the data set is told by its shape alone."""
     blank = Split(torch.zeros(2, *card.inputs), torch.zeros(2, dtype=torch.long))
     return make_net(card.config, DataSet(card.config.data, blank, blank, card.classes, background=0.0))
