@@ -31,7 +31,7 @@ LAYERS = [
     ["network", "graph"],
     ["exact", "bounds", "summary"],
     ["estimators"],
-    ["data", "training", "plots", "gradeval"],
+    ["data", "training", "plots", "gradeval", "zoo"],
     ["benchmarks"],
     ["reproduce"],
     ["cli"],

@@ -92,6 +92,7 @@ def test_estimators_can_be_printed_as_markdown(capsys):
         ),
         (["train", "--resume", "nowhere", "--lr", "0.1"], "--lr cannot go with --resume: a run goes on as it was"),
         (["evaluate", "nowhere"], "'nowhere/config.json' cannot be read"),
+        (["evaluate", "nowhere", "--sample-counts", "1,x"], "--sample-counts '1,x': give whole numbers separated by ','"),
         (["evaluate", "nowhere", "--seed", str(2**70)], "seed is 1180591620717411303424; it must be from 0 to"),
         (["train", "--seed", str(2**70)], "seed is 1180591620717411303424; it must be at most"),
         (["train", "--threads", "1000000"], "threads is 1000000; it must be at most 1024"),
@@ -296,6 +297,13 @@ def test_evaluate_prints_a_table_and_stores_examples(tmp_path, capsys):
     assert len(stored["examples"][0]["members"]) == 4
     assert sum(stored["disagreement"]["correct"] + stored["disagreement"]["wrong"]) == 360
     assert "4 samples" in (run / "report.html").read_text()
+    assert [size["samples"] for size in stored["ensembles"]["sizes"]] == [1, 2, 4, 5]
+    assert [diagram["samples"] for diagram in stored["ensembles"]["reliability"]] == [1, 4, None]
+    for word in ("ECE", f"{stored['ensembles']['reliability'][1]['error']:.2%}", "Test images, by the number of samples"):
+        assert word in out
+    code, out, err = flipgrad(capsys, "evaluate", str(run), "--samples", "1", "--sample-counts", "3,1")
+    assert (code, err) == (0, "")
+    assert [size["samples"] for size in json.loads((run / "evaluation.json").read_text())["ensembles"]["sizes"]] == [1, 3]
 
 
 @pytest.mark.usefixtures("_undrawn")

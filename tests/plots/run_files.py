@@ -62,6 +62,26 @@ def example(index: int = 0, label: int = 1, **changes: object) -> dict:
     }
 
 
+def reliability(samples: int | None, error: float) -> dict:
+    return {
+        "samples": samples,
+        "edges": [0.0, 0.25, 0.5, 0.75, 1.0],
+        "count": [0, 10, 30, 60],
+        "confidence": [None, 0.4, 0.6, 0.9],
+        "accuracy": [None, 0.4, 0.5, 0.9 - error],
+        "error": error,
+    }
+
+
+def ensembles() -> dict:
+    sizes = [
+        {"samples": 1, "ensembles": 8, "accuracy": 0.92, "accuracy_error": 0.01, "loss": 0.29, "loss_error": 0.02},
+        {"samples": 4, "ensembles": 2, "accuracy": 0.96, "accuracy_error": 0.008, "loss": 0.18, "loss_error": 0.015},
+        {"samples": 8, "ensembles": 1, "accuracy": 0.965, "accuracy_error": 0.008, "loss": 0.16, "loss_error": 0.014},
+    ]
+    return {"sizes": sizes, "reliability": [reliability(1, 0.12), reliability(4, 0.031), reliability(None, 0.2)]}
+
+
 def evaluation() -> dict:
     return {
         "samples": 4,
@@ -69,6 +89,7 @@ def evaluation() -> dict:
         "classes": ["zero", "one", "two"],
         "examples": [example(3), example(5, label=0), example(8, chosen="uncertain")],
         "disagreement": {"edges": [0.0, 0.25, 0.5, 0.75, 1.0], "correct": [80, 8, 2, 0], "wrong": [1, 3, 4, 2]},
+        "ensembles": ensembles(),
     }
 
 

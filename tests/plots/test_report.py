@@ -83,6 +83,9 @@ def test_the_page_says_what_the_files_say(full):
     assert "Drawn at random one ✓ correct one 55% zero 30% two 15% 3 of 4 members say one" in re.sub(r" #\d+", "", shown.text)
     assert "✗ is zero" in shown.text
     assert "Least certain of the rest" in shown.text
+    assert "1 sample (ECE 12.00%) 4 samples (ECE 3.10%) deterministic (ECE 20.00%)" in shown.text
+    assert "flipgrad evaluate with the folder" not in shown.text
+    assert "What do more samples buy? From 1 to 8 samples the accuracy goes from 92.00% to 96.50%" in shown.text
 
 
 def test_every_curve_is_there_with_words_for_who_cannot_see_it(full):
@@ -95,12 +98,21 @@ def test_every_curve_is_there_with_words_for_who_cannot_see_it(full):
         "changed",
         "undecided",
         "rate",
+        "reliability",
+        "sizes-accuracy",
+        "sizes-loss",
         "disagreement",
     ]
     words = [box["aria-label"] for box in shown.tags("div") if box.get("role") == "img"]
     assert words[1].startswith("Accuracies, epochs 1 to 4: 1 sample from 88.12% to 89.12%; 10 samples from 92.17% to 93.17%")
     assert "head from 3.0000 to 0.7500" in words[2]
-    assert "from 25%: 8 correct, 3 wrong" in words[7]
+    assert words[7].startswith("With 1 sample the expected calibration error is 12.00%; on average, confidence is 10.20% above")
+    assert (
+        words[8]
+        == words[9]
+        == "From 1 to 8 samples the accuracy goes from 92.00% to 96.50% (+4.50%), the loss from 0.29 to 0.16."
+    )
+    assert "from 25%: 8 correct, 3 wrong" in words[10]
     assert all(image["alt"] for image in shown.tags("img"))
     assert len(shown.tags("img")) == 3
     bars = [picture["aria-label"] for picture in shown.tags("svg") if picture.get("role") == "img"]
@@ -147,6 +159,7 @@ def test_what_is_missing_is_left_out(tmp_path):
     shown = page(tmp_path)
     assert "A stochastic binary network" in shown.text
     assert "No whole epoch was evaluated." in shown.text
+    assert "flipgrad evaluate with the folder of this run adds calibration" in shown.text
     assert shown.tags("figure") == []
     assert [link["href"] for link in shown.tags("a")] == ["#configuration"]
 

@@ -67,7 +67,7 @@ def test_the_headline_is_shown_and_nothing_complains(page, tmp_path):
     assert shown.console == []
     assert "averaging 4 samples classifies 96.17% correctly; a single sample 92.12%" in shown.text
     assert "95.33%" in shown.text
-    assert shown.dom.count("<figure") == 8
+    assert shown.dom.count("<figure") == 11
     assert "<title>PSA on digits – flipgrad</title>" in shown.dom
 
 

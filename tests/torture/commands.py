@@ -30,8 +30,9 @@ SMALL: dict[str, list[str]] = {
     "reproduce": ["--list"],
     "bench": [],
     "estimators": [],
+    "zoo": [],
 }
-WEIGHTS = {"train": 60, "evaluate": 12, "gradeval": 18, "reproduce": 5, "bench": 2, "estimators": 1}
+WEIGHTS = {"train": 60, "evaluate": 12, "gradeval": 18, "reproduce": 5, "bench": 2, "estimators": 1, "zoo": 2}
 FINISHED = "finished"
 
 CHOICES = {field.name: tuple(field.metadata["choices"]) for field in fields(TrainConfig) if field.metadata["choices"]}
@@ -49,6 +50,9 @@ SENSIBLE: dict[str, tuple[str, ...]] = {
         *("os:getcwd", "sys:maxsize", ".owners:raises", "torture.owners:", ":raises", "torture.owners:raises:x"),
     ),
     "widths": ("5-5-5", "0", "-5", "1-2-3", "1000000", "2-2-2-2-2"),
+    "add": (FINISHED, "nowhere", "file", ""),
+    "folder": (".", FINISHED, "nowhere", "file", ""),
+    "sample_counts": ("1,2", "0", "2,2,1", ",", "1e3"),
     "epochs": ("1", "2", "0", "1,2", "0,0", "-1", "1000000000"),
     "device": ("cpu", "cuda", "cuda:99", "mps", "meta", "hpu", "privateuseone", "cpu:1", "xla", "fpga", "vulkan"),
     "data_folder": (".", "nowhere", "/dev/null", "/proc", "\0", FINISHED, ""),
@@ -56,10 +60,10 @@ SENSIBLE: dict[str, tuple[str, ...]] = {
     "scale": ("smoke", "tiny"),
     "names": ("toy", "nothing", "report"),
     "reference": ("auto", "exact", "disarm", "st", "nothing"),
-    "name": ("nothing", "", "step "),
+    "name": ("nothing", "", "step ", "digits", "toy-1"),
     "output": ("out", "a/b/c", FINISHED, "file", "", ".", "\0", "x" * 300, "ü ☃", "[bold]", "-", "/dev/null", "/dev/null/x"),
     "resume": (FINISHED, "nowhere", ".", "file", "", "\0", "/dev/null", "x" * 5000),
-    "run": (FINISHED, "nowhere", ".", "file", "", "\0", "/dev/null"),
+    "run": (FINISHED, "zoo:digits", "zoo:nothing", "zoo:", "nowhere", ".", "file", "", "\0", "/dev/null"),
     "json_file": ("-", "a.json", "nowhere/a.json", "/dev/null/a", "."),
     "data": (*CHOICES["data"], "nowhere"),
     "dask": ("nonsense", "tcp://", "tcp://127.0.0.1:1"),

@@ -16,6 +16,7 @@ from flipgrad.cli.evaluate import evaluate
 from flipgrad.cli.gradeval import gradeval
 from flipgrad.cli.reproduce import reproduce
 from flipgrad.cli.train import train
+from flipgrad.cli.zoo import zoo
 from flipgrad.errors import InputError, StorageError
 from flipgrad.reproduce import CellError
 from flipgrad.training import DivergenceError
@@ -29,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, evaluate, gradeval, reproduce, estimators, bench):
+for command in (train, evaluate, gradeval, reproduce, estimators, zoo, bench):
     app.command()(command)
 
 

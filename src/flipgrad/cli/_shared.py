@@ -3,12 +3,14 @@
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from reprlib import repr as brief
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from flipgrad.training import Evaluation
+from flipgrad.errors import InputError
+from flipgrad.training import Ensembles, Evaluation
 
 
 class Work:
@@ -65,13 +67,39 @@ def working(console: Console, *, patient: bool = False) -> Iterator[Work]:
                 signal.signal(number, handler)
 
 
-def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
-    """Accuracies and losses on some sets of images, of the same number of samples."""
+def whole_numbers(text: str, what: str, separator: str) -> list[int]:
+    """The numbers that ``text``, given for the option ``what``, lists."""
+    try:
+        return [int(part) for part in text.split(separator)]
+    except ValueError:
+        raise InputError(f"{what} {brief(text)}: give whole numbers separated by {separator!r}") from None
+
+
+def evaluation_table(evaluations: Mapping[str, Evaluation], ensembles: Mapping[str, Ensembles] | None = None) -> Table:
+    """Accuracies and losses on some sets of images, of the same number of samples; calibration errors where there are any."""
     samples = next(iter(evaluations.values())).samples
     columns = [Column(name, justify="right") for name in ("1 sample", f"{samples} samples", "deterministic")]
-    table = Table("", "", *columns, caption="Cross-entropy: expected with 1 sample, marginal with more")
+    caption = "Cross-entropy: expected with 1 sample, marginal with more" + ", ECE: expected calibration error" * bool(
+        ensembles
+    )
+    table = Table("", "", *columns, caption=caption)
     for name, numbers in evaluations.items():
         accuracies = (numbers.accuracy_1, numbers.accuracy_n, numbers.accuracy_deterministic)
         table.add_row(name, "accuracy", *(f"{accuracy:.2%}" for accuracy in accuracies))
         table.add_row("", "cross-entropy", f"{numbers.expected_loss:.4f}", f"{numbers.marginal_loss:.4f}", "")
+        if ensembles is not None and name in ensembles:
+            errors = {found.samples: f"{found.error:.2%}" for found in ensembles[name].reliability}
+            table.add_row("", "ECE", *(errors[kind] for kind in (1, samples, None)))
+    return table
+
+
+def sizes_table(name: str, ensembles: Ensembles) -> Table:
+    """Accuracy and loss by the number of samples, each with its standard error."""
+    columns = [Column(title, justify="right") for title in ("samples", "accuracy", "marginal cross-entropy")]
+    table = Table(*columns, title=f"{name}, by the number of samples", caption="± one standard error")
+    for row in ensembles.sizes:
+        accuracy, loss = f"{row.accuracy:.2%}", f"{row.loss:.4f}"
+        if row.accuracy_error is not None and row.loss_error is not None:
+            accuracy, loss = f"{accuracy} ± {row.accuracy_error:.2%}", f"{loss} ± {row.loss_error:.4f}"
+        table.add_row(f"{row.samples:,}", accuracy, loss)
     return table

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from torch import Tensor, nn
 
 from flipgrad import exact, files, plots
-from flipgrad.cli._shared import Work, working
+from flipgrad.cli._shared import Work, whole_numbers, working
 from flipgrad.data import toy
 from flipgrad.errors import InputError
 from flipgrad.estimators import ESTIMATORS, Estimator
@@ -118,7 +118,7 @@ def _measure(subject: _Subject, names: list[str], samples: int, work: Work, devi
 
 def _toy(widths: str, epochs: str, noise: str, seed: int) -> _Make:
     data = toy(seed=seed).train
-    units, wanted = _whole_numbers(widths, "--widths", "-"), _whole_numbers(epochs, "--epochs", ",")
+    units, wanted = whole_numbers(widths, "--widths", "-"), whole_numbers(epochs, "--epochs", ",")
     check_epochs(wanted)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -132,13 +132,6 @@ def _toy(widths: str, epochs: str, noise: str, seed: int) -> _Make:
             yield _Subject(f"epoch-{epoch}", f"{widths}, epoch {epoch:,}", trained, data.x, CrossEntropy(data.y))
 
     return make
-
-
-def _whole_numbers(text: str, what: str, separator: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(separator)]
-    except ValueError:
-        raise InputError(f"{what} {brief(text)}: give whole numbers separated by {separator!r}") from None
 
 
 def _user_subject(model: str) -> _Make:

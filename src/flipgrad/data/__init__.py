@@ -5,11 +5,12 @@ from flipgrad.data.cifar10 import cifar10
 from flipgrad.data.images import image_folder
 from flipgrad.data.mnist import mnist
 from flipgrad.data.sets import DataSet, Split
-from flipgrad.data.sources import SOURCES, DataSource, digits, toy
+from flipgrad.data.sources import SOURCES, VARIABLE, DataSource, digits, toy, usual_folder
 
 __all__ = [
     "AUGMENTATIONS",
     "SOURCES",
+    "VARIABLE",
     "DataSet",
     "DataSource",
     "Split",
@@ -21,4 +22,5 @@ __all__ = [
     "mnist",
     "shift",
     "toy",
+    "usual_folder",
 ]

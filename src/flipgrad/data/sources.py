@@ -4,6 +4,7 @@ Those that need no files are here.
 """
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from flipgrad.data.sets import DataSet, Split
 from flipgrad.errors import InputError
 
 TEST_DIGITS = 360
+# The variable that names the folder of data sets.
+VARIABLE = "FLIPGRAD_DATA"
 
 
 def digits() -> DataSet:
@@ -103,3 +106,8 @@ SOURCES: dict[str, DataSource] = {
     "cifar10": DataSource(lambda folder, side, seed: cifar10(folder), True, "cifar", "flip-crop"),
     "images": DataSource(lambda folder, side, seed: image_folder(folder, side, seed=seed), True, None, "none", resizes=True),
 }
+
+
+def usual_folder(name: str) -> Path | None:
+    """Where the files of the data set ``name`` are if nothing else is said: its folder in ``$FLIPGRAD_DATA``, if set."""
+    return Path(os.environ[VARIABLE]) / name if os.environ.get(VARIABLE) else None

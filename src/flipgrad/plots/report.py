@@ -1,4 +1,4 @@
-"""A run as one page: headline, curves, numbers, examples, disagreement, configuration.
+"""A run as one page: headline, curves, numbers, calibration, number of samples, examples, disagreement, configuration.
 
 The page holds everything that it shows: it loads nothing, runs nothing (its content security policy forbids both), and is the
 same, byte by byte, for the same result files.
@@ -25,11 +25,31 @@ from PIL import Image
 
 from flipgrad import files
 from flipgrad.plots.charts import Chart, charts, css, draw, draw_disagreement, inline, meaning
-from flipgrad.plots.runs import Disagreement, Epoch, Evaluated, Example, RunFiles, Scores, read_run
-from flipgrad.plots.style import GREEN, ORANGE, defaults
+from flipgrad.plots.ensembles import (
+    colour_of,
+    draw_accuracies,
+    draw_losses,
+    draw_reliability,
+    name_of,
+    reliability_words,
+    sizes_words,
+)
+from flipgrad.plots.runs import (
+    Disagreement,
+    Ensembles,
+    EnsembleSize,
+    Epoch,
+    Evaluated,
+    Example,
+    Reliability,
+    RunFiles,
+    Scores,
+    read_run,
+)
+from flipgrad.plots.style import BLUE, GREEN, ORANGE, defaults
 
 # Inches, and the scale of the text: legible when a telephone shows the figure at 350 pixels.
-SIZE, TEXT = (4.6, 2.9), 1.5
+SIZE, TALL, TEXT = (4.6, 2.9), (4.6, 4.2), 1.5
 
 # Of every line its label, its colour, and whether it is dashed.
 Legend = list[tuple[str, str, bool]]
@@ -69,8 +89,11 @@ def page(run: RunFiles) -> str:
     for card in shown:
         groups.setdefault(GROUPS.get(card.example.chosen or "", "Examples"), []).append(card)
     columns = columns_of(run.epochs) | evaluation.splits
+    ensembles = evaluation.ensembles or Ensembles()
     with defaults(TEXT):
         plots = [_plot_chart(chart) for chart in charts(run.epochs)]
+        reliability = ensembles.reliability and _plot_reliability(ensembles.reliability)
+        sizes = ensembles.sizes and _plot_sizes(ensembles.sizes, scores)
         members = evaluation.disagreement and _plot_disagreement(evaluation.disagreement, evaluation.samples)
     text = template("report.html").render(
         run=run,
@@ -84,6 +107,8 @@ def page(run: RunFiles) -> str:
         groups=groups.items(),
         places=[card.place for card in shown if card.place],
         disagreement=members,
+        reliability=reliability,
+        sizes=sizes,
         command=shlex.join(["flipgrad", *run.command]) if run.command else "",
     )
     return text.lstrip()
@@ -226,9 +251,16 @@ MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def _plot(key: str, title: str, draw: Callable[[Axes], None], legend: Legend, words: str) -> dict[str, Any]:
+    """A figure of the page with one pair of axes."""
+    return _plot_figure(key, title, lambda figure: draw(figure.subplots()), legend, words)
+
+
+def _plot_figure(
+    key: str, title: str, draw: Callable[[Figure], None], legend: Legend, words: str, size: tuple[float, float] = SIZE
+) -> dict[str, Any]:
     """A figure of the page, with what a legend and a screen reader say."""
-    figure = Figure(figsize=SIZE, layout="constrained")
-    draw(figure.subplots())
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure)
     return {"key": key, "title": title, "svg": inline(figure, key), "legend": legend, "words": words}
 
 
@@ -252,6 +284,27 @@ def _plot_disagreement(found: Disagreement, samples: int | None) -> dict[str, An
     histogram = partial(draw_disagreement, found=found, samples=samples)
     plot = _plot("disagreement", "Ensemble disagreement", histogram, legend, words)
     return plot | {"meaning": meaning(found, samples=samples)}
+
+
+def _plot_reliability(every: Sequence[Reliability]) -> dict[str, Any]:
+    legend = [(f"{name_of(found)} (ECE {found.error:.2%})", css(colour_of(found)), False) for found in every]
+    words = reliability_words(every)
+    draw = partial(draw_reliability, every=every)
+    return _plot_figure("reliability", "Accuracy by confidence", draw, legend, words, TALL) | {"meaning": words}
+
+
+def _plot_sizes(sizes: Sequence[EnsembleSize], scores: Scores | None) -> dict[str, Any]:
+    """Accuracy and loss by the number of samples, and what they say."""
+    words = sizes_words(sizes)
+    deterministic = scores.accuracy_deterministic if scores else None
+    dashed = [("deterministic", css(BLUE), True)] if deterministic is not None else []
+    legend: Legend = [("ensemble", css(GREEN), False), *dashed]
+    accuracies = partial(draw_accuracies, sizes=sizes, deterministic=deterministic)
+    plots = [
+        _plot("sizes-accuracy", "Accuracy by samples", accuracies, legend, words),
+        _plot("sizes-loss", "Marginal loss by samples", partial(draw_losses, sizes=sizes), [], words),
+    ]
+    return {"plots": plots, "meaning": words}
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ Only ``config.json`` and ``metrics.jsonl`` must be there. An entry may lack any 
 infinite (a run that diverged) counts as missing: the rest can be shown all the same.
 """
 
+from collections.abc import Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flipgrad.errors import InputError
 from flipgrad.files import read_json_lines
-from flipgrad.plots.loading import Cube, Matrix, Natural, Share, build, load
+from flipgrad.plots.loading import Count, Cube, Matrix, Natural, NotNegative, Share, build, load
 
 NO_RUN = "give the folder of a run of flipgrad train"
 REWRITE = "delete it, and flipgrad train --resume with this folder writes it again"
@@ -76,6 +77,15 @@ class Example:
             raise InputError(f"'members' must hold {classes} probabilities each, got {self.members.shape[1]}")
 
 
+def check_edges(edges: list[float], **columns: Sized) -> None:
+    """Refuse bins whose ``edges`` do not increase, or columns without a number between every two of them."""
+    if len(edges) < 2 or edges != sorted(set(edges)):
+        raise InputError(f"'edges' must be two or more increasing numbers, got {edges[:9]}")
+    for key, numbers in columns.items():
+        if len(numbers) != len(edges) - 1:
+            raise InputError(f"{key!r} must have {len(edges) - 1} counts, one between edges, got {len(numbers)}")
+
+
 @dataclass(frozen=True)
 class Disagreement:
     """Numbers of predictions by the share of members, between ``edges``, that disagree with the ensemble."""
@@ -85,11 +95,50 @@ class Disagreement:
     wrong: list[Natural]
 
     def __post_init__(self) -> None:
-        if len(self.edges) < 2 or self.edges != sorted(set(self.edges)):
-            raise InputError(f"'edges' must be two or more increasing numbers, got {self.edges[:9]}")
-        for key, counts in (("correct", self.correct), ("wrong", self.wrong)):
-            if len(counts) != len(self.edges) - 1:
-                raise InputError(f"{key!r} must have {len(self.edges) - 1} counts, one between edges, got {len(counts)}")
+        check_edges(self.edges, correct=self.correct, wrong=self.wrong)
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Predictions in bins by their confidence; see :class:`flipgrad.training.Reliability`."""
+
+    edges: list[Share]
+    count: list[Natural]
+    confidence: list[Share | None]
+    accuracy: list[Share | None]
+    error: Share
+    # None: the deterministic network.
+    samples: Count | None = None
+
+    def __post_init__(self) -> None:
+        check_edges(self.edges, count=self.count, confidence=self.confidence, accuracy=self.accuracy)
+        for key, means in (("confidence", self.confidence), ("accuracy", self.accuracy)):
+            if any(count and mean is None for count, mean in zip(self.count, means, strict=True)):
+                raise InputError(f"{key!r} must have a number in every bin that has predictions")
+
+
+@dataclass(frozen=True)
+class EnsembleSize:
+    """Accuracy and loss of predictions by so many ``samples``, with standard errors."""
+
+    samples: Count
+    accuracy: Share
+    loss: NotNegative
+    accuracy_error: NotNegative | None = None
+    loss_error: NotNegative | None = None
+
+
+@dataclass(frozen=True)
+class Ensembles:
+    """What more samples buy, and how far confidence can be believed."""
+
+    sizes: list[EnsembleSize] = field(default_factory=list)
+    reliability: list[Reliability] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        samples = [size.samples for size in self.sizes]
+        if samples != sorted(set(samples)):
+            raise InputError(f"'sizes' must be in the order of their samples, got {samples[:9]}")
 
 
 @dataclass(frozen=True)
@@ -101,6 +150,7 @@ class Evaluated:
     classes: list[str] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
     disagreement: Disagreement | None = None
+    ensembles: Ensembles | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Learning on images: trainings by the ordinary loop as cells, and the experiments of figure 4, appendix C.2 and figure C.7."""
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flipgrad import files, plots, training
-from flipgrad.data import DataSet, Split
+from flipgrad.data import VARIABLE, DataSet, Split, usual_folder
 from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
 from flipgrad.plots.learning import GUESSING, TRAINING, VALIDATION, Training
@@ -19,8 +18,6 @@ from flipgrad.training import DivergenceError, RunFolder, TrainConfig, load_data
 from flipgrad.training.config import AUTO
 
 RUN, IMAGES = "run", "images"
-# The variable that names the folder of data sets.
-VARIABLE = "FLIPGRAD_DATA"
 # Data sets whose files a person has to bring.
 NAMES = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
 # The paper's setting, as far as it is the same for all trainings. Nothing else is given: results stay good when a
@@ -74,8 +71,9 @@ def image_folder(plan: TrainingPlan, given: Path | None) -> Path | None:
         return None
     if given is not None and plan.data == "cifar10":
         return given.resolve()
-    if os.environ.get(VARIABLE):
-        return (Path(os.environ[VARIABLE]) / plan.data).resolve()
+    usual = usual_folder(plan.data)
+    if usual is not None:
+        return usual.resolve()
     ways = f"with --data, or ${VARIABLE}/cifar10" if plan.data == "cifar10" else f"as ${VARIABLE}/{plan.data}"
     raise InputError(f"this scale trains on {NAMES[plan.data]}: give the folder of its files {ways}")
 

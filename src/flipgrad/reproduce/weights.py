@@ -1,6 +1,5 @@
 """Beyond the paper: real against binary weights, by the gradients of small networks and by trainings."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from math import sqrt
@@ -11,6 +10,7 @@ import torch
 
 from flipgrad import gradeval, plots
 from flipgrad.connections import WeightKind
+from flipgrad.data import VARIABLE, usual_folder
 from flipgrad.estimators.names import for_training
 from flipgrad.layers import BinaryLinear
 from flipgrad.network import Sequential
@@ -20,7 +20,7 @@ from flipgrad.plots.learning import Training
 from flipgrad.plots.weights import Accuracy, Course, of
 from flipgrad.reproduce._cells import Cell, read_result
 from flipgrad.reproduce._workshop import Claim, Sheet, Workshop, experiment
-from flipgrad.reproduce.learning import NAMES, VARIABLE, TrainingPlan, trainings
+from flipgrad.reproduce.learning import NAMES, TrainingPlan, trainings
 
 KINDS: tuple[WeightKind, ...] = ("real", "binary")
 # The paper's PSA, what the default is in such networks, and straight-through by the slopes of means and by a clipped identity.
@@ -142,7 +142,7 @@ def _combined(kind: str, label: str, nets: Sequence[dict[str, Any]]) -> Accuracy
 def train(shop: Workshop) -> tuple[list[Course], list[str]]:
     """The trainings, of every method at its best rate; and the data sets that are left out, as nobody has given them."""
     plans = PLANS[shop.scale_name]
-    left_out = [NAMES[plan.data] for plan in plans if plan.data in NAMES and not os.environ.get(VARIABLE)]
+    left_out = [NAMES[plan.data] for plan in plans if plan.data in NAMES and usual_folder(plan.data) is None]
     wanted = [
         (plan, kind, method, rate)
         for plan in plans

@@ -1,10 +1,12 @@
 """Training a stochastic binary network: configuration, the loop, metrics, and what a run leaves behind."""
 
 from flipgrad.training.config import TrainConfig, load_data, make_net
+from flipgrad.training.ensembles import Ensembles, EnsembleSize, measure_ensembles
 from flipgrad.training.loop import automatic_rate, train
 from flipgrad.training.metrics import Evaluation, evaluate
 from flipgrad.training.models import MODELS, cifar_net, digits_net, fully_connected, mnist_net, model
 from flipgrad.training.processes import Processes, connect
+from flipgrad.training.reliability import Reliability
 from flipgrad.training.run import (
     Checkpoint,
     Run,
@@ -21,8 +23,11 @@ __all__ = [
     "MODELS",
     "Checkpoint",
     "DivergenceError",
+    "EnsembleSize",
+    "Ensembles",
     "Evaluation",
     "Processes",
+    "Reliability",
     "Run",
     "RunFolder",
     "TrainConfig",
@@ -36,6 +41,7 @@ __all__ = [
     "load_data",
     "load_run",
     "make_net",
+    "measure_ensembles",
     "mnist_net",
     "model",
     "read_checkpoint",

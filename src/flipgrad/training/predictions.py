@@ -82,7 +82,7 @@ def _survey(
     kept: dict[int, Tensor] = {}
     for start in range(0, len(split), batch_size):
         part = slice(start, start + batch_size)
-        members = _members(net, split.x[part], samples, noise)
+        members = probabilities(sampled_outputs(net, split.x[part], samples, noise))
         mean = members.mean(0)
         predicted = mean.argmax(-1)
         entropies[part] = torch.special.entr(mean).sum(-1)
@@ -97,14 +97,14 @@ def _survey(
     return kept, least_certain, disagreeing, correct
 
 
-def _members(net: BinaryNetwork, x: Tensor, samples: int, noise: Generator) -> Tensor:
-    """The class probabilities of every draw, [samples, B, K], in float64 on the CPU."""
+def sampled_outputs(net: BinaryNetwork, x: Tensor, samples: int, noise: Generator | None) -> Tensor:
+    """The head's outputs of every draw, [samples, B, K], in float64 on the CPU; refused if they are no scores of classes."""
     outputs = torch.stack([net(x, generator=noise) for _ in range(samples)]).double().cpu()
     if outputs.shape[-1] < 2:
-        raise InputError("describe: the head has one output; predictions by class need at least two")
+        raise InputError("the head has one output; predictions by class need at least two")
     if not bool(torch.isfinite(outputs).all()):
-        raise InputError("describe: the network's outputs hold NaN or inf; evaluate weights from before the divergence")
-    return probabilities(outputs)
+        raise InputError("the network's outputs hold NaN or inf; evaluate weights from before the divergence")
+    return outputs
 
 
 def _example(split: Split, index: int, members: Tensor, chosen: str) -> dict[str, Any]:

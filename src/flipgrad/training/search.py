@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from scipy.optimize import minimize_scalar
-
 from flipgrad.errors import InputError
 
 # The search ends when the best rate is known to this many decades (12 %): ten golden sections of 6 decades resolve no less.
@@ -93,6 +91,9 @@ def search_rate(
         )
     if trials < 2:
         raise InputError(f"trials={trials}: a search of the learning rate needs at least 2 trials, the paper's has 10")
+    # Its import takes long, and few ask for a search.
+    from scipy.optimize import minimize_scalar
+
     bounds = math.log10(lowest), math.log10(highest)
     made: list[Trial] = []
 
