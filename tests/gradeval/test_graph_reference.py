@@ -88,7 +88,10 @@ def test_a_twin_is_measured_the_same_to_the_bit():
     [
         ({"reference": fg.Exact()}, "exact: the states of a model written by hand are not summed over, .* e.g. fg.DisARM"),
         ({"weights": "binary"}, "exact: the states of a model written by hand are not summed over"),
-        ({"weights": "binary", "reference": fg.DisARM()}, "DisARM has no rule for binary weights"),
+        (
+            {"weights": "binary", "reference": fg.DisARM()},
+            "DisARM takes binary weights for random variables, and these are not drawn",
+        ),
     ],
 )
 def test_references_that_do_not_exist_are_refused(options, message):

@@ -105,7 +105,10 @@ def test_networks_by_widths_flatten_the_image():
 
 
 ERRORS = [
-    (lambda: model("resnet", digits()), "unknown model 'resnet'; choose from digits, mnist, cifar, or give widths such as 200"),
+    (
+        lambda: model("resnet", digits()),
+        "unknown model 'resnet'; choose from digits, mnist, cifar, residual, or give widths such as 200",
+    ),
     (lambda: model("200-", digits()), "unknown model '200-'"),
     (lambda: model("5-0", digits()), r"widths=\[5, 0\]: give the units of every binary layer"),
     (

@@ -18,7 +18,7 @@ from flipgrad.network import layers_with_binary_weights
 from flipgrad.training import MODELS, RunFolder, TrainConfig, evaluate, load_data, load_run, make_net, train
 from flipgrad.zoo import Card, Zoo, adding
 from flipgrad.zoo.cards import recipe
-from flipgrad.zoo.folder import FORMAT, LARGEST_ZOO, half_precision
+from flipgrad.zoo.folder import FORMAT, LARGEST_ZOO, as_bits, full_precision, half_precision
 
 DATA = Path(os.environ.get("FLIPGRAD_DATA", Path(__file__).parents[2] / "../shared/data"))
 DOCS = Path(__file__).parents[2] / "docs" / "zoo.md"
@@ -169,6 +169,20 @@ def test_half_precision_keeps_every_sign():
     assert rounded.dtype == torch.float16
     assert torch.equal(rounded >= 0, values >= 0)
     assert half_precision(torch.arange(3)).dtype == torch.int64
+
+
+def test_signs_are_stored_as_bits_and_come_back():
+    weights = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    weights[0, 0] = 0
+    bits = as_bits(weights)
+    assert bits.dtype == torch.uint8
+    assert len(bits) == 2
+    back = full_precision({"w.bits": bits, "n": torch.tensor(3), "h": torch.ones(2).half()}, {"w": weights})
+    assert torch.equal(back["w"], torch.where(weights >= 0, 1.0, -1.0))
+    assert back["h"].dtype == torch.float32
+    for wrong in ({"v.bits": bits}, {"w.bits": bits[:1]}, {"w.bits": bits.float()}):
+        with pytest.raises(RuntimeError, match="does not hold the bits of a weight"):
+            full_precision(wrong, {"w": weights})
 
 
 def test_weights_stay_as_they_are_where_rounding_costs_accuracy(run, zoo, monkeypatch):

@@ -6,16 +6,17 @@ from pathlib import Path
 from reprlib import repr as brief
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flipgrad import files
+from flipgrad.connections import Connections
 from flipgrad.data import SOURCES
 from flipgrad.errors import InputError
 from flipgrad.training import Evaluation, Run, RunFolder, TrainConfig, evaluate, load_run, measure_ensembles
 from flipgrad.training.config import AUTO
 from flipgrad.training.run import resume_command
 from flipgrad.zoo.cards import CURVES, Card, check_own, recipe
-from flipgrad.zoo.folder import FORMAT, Zoo, full_precision, half_precision
+from flipgrad.zoo.folder import BITS, FORMAT, Zoo, as_bits, full_precision, half_precision
 
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 NO_RUN = "give the folder of a run of flipgrad train"
@@ -24,8 +25,9 @@ NO_RUN = "give the folder of a run of flipgrad train"
 def add(zoo: Zoo, run: Path, name: str, *, data_folder: str | None = None, samples: int | None = None, seed: int = 0) -> Card:
     """Put the network of a ``run`` into the ``zoo``, in place of one of the same name, and measure it for its card.
 
-    The weights are those of the run's last whole epoch. They are stored in half precision if that costs no more than one
-    standard error of the accuracy with ``samples``; the numbers of the card are those of the weights that are stored.
+    The weights are those of the run's last whole epoch. They are stored in half precision, and binary weights that are not
+    drawn as bits, if that costs no more than one standard error of the accuracy with ``samples``; the numbers of the card are
+    those of the weights that are stored.
 
     Args:
         zoo: where to put it.
@@ -83,7 +85,9 @@ def add(zoo: Zoo, run: Path, name: str, *, data_folder: str | None = None, sampl
 def _rounded(run: Run, samples: int, seed: int) -> tuple[dict[str, Tensor], Evaluation, Evaluation]:
     """The weights to store, which the network of ``run`` then has; its numbers with these, and before they were rounded."""
     full = {key: tensor.detach().clone() for key, tensor in run.net.state_dict().items()}
-    half = {key: half_precision(tensor) for key, tensor in full.items()}
+    signs = _signs(run.net)
+    half = {key: half_precision(tensor) for key, tensor in full.items() if key not in signs}
+    half |= {key + BITS: as_bits(full[key]) for key in signs}
     before = _evaluated(run, full, samples, seed)
     after = _evaluated(run, half, samples, seed)
     error = (before.accuracy_n * (1 - before.accuracy_n) / len(run.data.test)) ** 0.5
@@ -92,9 +96,19 @@ def _rounded(run: Run, samples: int, seed: int) -> tuple[dict[str, Tensor], Eval
     return full, _evaluated(run, full, samples, seed), before
 
 
+def _signs(net: nn.Module) -> list[str]:
+    """The names of binary weights that are not drawn: of these nothing counts but the sign."""
+    found = [
+        f"{name}.weight"
+        for name, module in net.named_modules()
+        if isinstance(module, Connections) and module.weights == "binary" and module.weight_noise is None
+    ]
+    return [key for key in found if key in net.state_dict()]
+
+
 def _evaluated(run: Run, weights: dict[str, Tensor], samples: int, seed: int) -> Evaluation:
     """The numbers of the network of ``run`` with these weights, on the test examples and always by the same draws."""
-    run.net.load_state_dict({key: full_precision(tensor) for key, tensor in weights.items()})
+    run.net.load_state_dict(full_precision(weights, run.net.state_dict()))
     noise = torch.Generator(run.config.device).manual_seed(seed)
     return evaluate(run.net, run.data.test.to(run.config.device), samples, generator=noise)
 

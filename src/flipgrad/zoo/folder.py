@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +23,8 @@ from flipgrad.zoo.cards import Card
 
 # The kind of the files of weights.
 FORMAT = "zoo 1"
+# What the name of a weight ends with that is stored in bits.
+BITS = ".bits"
 # Bytes, of all networks and cards together: what a repository and a wheel can carry.
 LARGEST_ZOO = 6_000_000
 AGAIN = "install flipgrad again"
@@ -75,7 +79,7 @@ class Zoo:
             raise InputError(f"'{file}' holds other weights than its card tells; {AGAIN}")
         net = _rebuilt(card)
         try:
-            net.load_state_dict({key: full_precision(tensor) for key, tensor in stored.items()})
+            net.load_state_dict(full_precision(stored, net.state_dict()))
         except RuntimeError as error:
             reason = str(error).replace("\n", " ")
             raise InputError(f"'{file}' does not fit the network of its card ({reason:.200}); {AGAIN}") from None
@@ -141,6 +145,29 @@ def half_precision(tensor: Tensor) -> Tensor:
     return torch.where((rounded == 0) & (tensor < 0), smallest, rounded)
 
 
-def full_precision(tensor: Tensor) -> Tensor:
-    """A tensor of floats in single precision, others as they are."""
-    return tensor.float() if tensor.is_floating_point() else tensor
+def as_bits(weights: Tensor) -> Tensor:
+    """The signs of ``weights`` as bytes of eight bits, of which 1 is positive, as 0 is.
+
+    >>> as_bits(torch.tensor([[1.0, -1.0], [0.0, -0.5]]))
+    tensor([160], dtype=torch.uint8)
+    """
+    return torch.from_numpy(np.packbits((weights.flatten() >= 0).cpu().numpy()))
+
+
+def full_precision(stored: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a network whose tensors are ``like`` that: floats in single precision, and bits as weights ±1.
+
+    Raises:
+        RuntimeError: if there are bits for no weight, or other numbers of them.
+    """
+    weights = {}
+    for key, tensor in stored.items():
+        name = key.removesuffix(BITS)
+        if name == key:
+            weights[key] = tensor.float() if tensor.is_floating_point() else tensor
+            continue
+        if name not in like or tensor.dtype != torch.uint8 or tensor.dim() != 1 or len(tensor) != -(-like[name].numel() // 8):
+            raise RuntimeError(f"{key} does not hold the bits of a weight")
+        bits = torch.from_numpy(np.unpackbits(tensor.cpu().numpy(), count=like[name].numel()))
+        weights[name] = (2.0 * bits - 1).view(like[name].shape)
+    return weights
