@@ -14,6 +14,7 @@ from flipgrad.data import SOURCES
 from flipgrad.errors import InputError
 from flipgrad.training import Evaluation, Run, RunFolder, TrainConfig, evaluate, load_run, measure_ensembles
 from flipgrad.training.config import AUTO
+from flipgrad.training.ensembles import usual_sizes
 from flipgrad.training.run import resume_command
 from flipgrad.zoo.cards import CURVES, Card, check_own, recipe
 from flipgrad.zoo.folder import BITS, FORMAT, Zoo, as_bits, full_precision, half_precision
@@ -58,6 +59,7 @@ def add(zoo: Zoo, run: Path, name: str, *, data_folder: str | None = None, sampl
     content = files.tensors_to_bytes(FORMAT, stored)
     device, test = trained.config.device, trained.data.test
     noise = torch.Generator(device).manual_seed(seed)
+    sizes = [size for size in usual_sizes(count) if size <= count]
     card = Card(
         name=name,
         command=recipe(trained.config),
@@ -72,7 +74,7 @@ def add(zoo: Zoo, run: Path, name: str, *, data_folder: str | None = None, sampl
         bytes=len(content),
         test=asdict(found),
         accuracy_float32=before.accuracy_n,
-        ensembles=asdict(measure_ensembles(trained.net, test.to(device), count, generator=noise)),
+        ensembles=asdict(measure_ensembles(trained.net, test.to(device), count, sizes, generator=noise)),
         seed=seed,
         curves=[{key: record[key] for key in CURVES} for record in records],
         versions=origin.get("versions", {}),
