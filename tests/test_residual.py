@@ -41,7 +41,7 @@ def randomised(net: fg.Sequential, seed: int, size: float) -> fg.Sequential:
 def connected(seed: int = 0, size: float = 0.5, units: int = 3, blocks: int = 3, **options: object) -> fg.Sequential:
     """A small fully connected stream."""
     torch.manual_seed(seed)
-    parts = [fg.ResidualLinear(units, units, norm=fg.ScaleShift(units), **options) for _ in range(blocks)]
+    parts = [fg.ResidualLinear(units, units, **{"norm": fg.ScaleShift(units), **options}) for _ in range(blocks)]
     return randomised(fg.Sequential(nn.Linear(2, units), *parts, head=nn.Linear(units, 3)), seed, size)
 
 
@@ -429,6 +429,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "channels": (lambda: fg.ResidualLinear(4, 6), "give a multiple of 4, or shortcut='project'"),
     "shortcut": (lambda: fg.ResidualConv2d(4, 4, shortcut="skip"), "choose 'repeat' or 'project'"),
     "norm": (lambda: fg.ResidualConv2d(4, 8, norm=nn.BatchNorm2d(8)), "the norm is for 8 channels, the layer has 4"),
+    "a norm that was replaced": (
+        lambda: nn.SyncBatchNorm.convert_sync_batchnorm(connected(norm=nn.BatchNorm1d(3)))(torch.ones(2, 2, dtype=DOUBLE)),
+        "a norm must scale and shift",
+    ),
     "norm of a sign": (lambda: fg.Sign(norm=nn.LayerNorm(4)), "a norm must scale and shift"),
     "sizes": (
         lambda: fg.ResidualConv2d(2, 2, 3, padding=0)(torch.randn(1, 2, 4, 4)),

@@ -38,6 +38,9 @@ class OfReal(BinaryLayer):
 
     def affine(self, views: tuple[nn.Module, ...] = (), weight: Tensor | None = None) -> SignMap:
         """The map to the pre-activations, norm included."""
+        # Anew each time: a norm may have been replaced, by torch's converters for instance.
+        channels = getattr(self.norm, "num_features", 1)
+        check_channels(self.norm, f"{type(self).__name__}(norm={self.norm})", channels, nn.BatchNorm1d, nn.BatchNorm2d)
         return SignMap(self.norm, self.channel_dim)
 
     def plain(self, views: tuple[nn.Module, ...] = (), weight: Tensor | None = None) -> SignMap:
