@@ -203,7 +203,7 @@ def test_weights_stay_as_they_are_where_rounding_costs_accuracy(run, zoo, monkey
 
 def test_an_unknown_name_is_refused_with_those_there_are(zoo):
     with pytest.raises(
-        fg.InputError, match=r"there is no network 'nothing' in the zoo; choose from digits, digits-binary, mnist"
+        fg.InputError, match=r"there is no network 'nothing' in the zoo; choose from cifar10, cifar10-binary, digits"
     ):
         fg.zoo.load("nothing")
     with pytest.raises(fg.InputError, match=r"no network '\.\./digits' in the zoo"):
