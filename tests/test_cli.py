@@ -9,7 +9,6 @@ from dataclasses import fields
 
 import pytest
 import torch
-import typer
 
 from command_line import flipgrad, fork_flipgrad
 from flipgrad import cli, files
@@ -49,7 +48,7 @@ def test_train_does_not_touch_the_global_random_state(tmp_path, capsys):
 
 
 def test_every_field_of_the_configuration_is_an_option_of_train():
-    parameters = {parameter.name: parameter for parameter in typer.main.get_command(cli.app).commands["train"].params}
+    parameters = {parameter.name: parameter for parameter in cli.command("train").params}
     for field in fields(TrainConfig):
         option = parameters[field.name]
         assert option.opts == ["--" + field.name.replace("_", "-")]
