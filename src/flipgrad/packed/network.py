@@ -165,7 +165,7 @@ class PackedNetwork:
     def _evaluate(self, x: ArrayLike, samples: int | None, seed: int) -> NDArray[np.float32]:
         """The outputs [samples or 1, B, K]."""
         seed = _whole("seed", seed, 0, LARGEST_SEED)
-        x = self._checked(x)
+        x = self.checked(x)
         some = max(1, NUMBERS_AT_ONCE // (math.prod(self.inputs) * (samples or 1)))
         found = []
         for first in range(0, max(1, len(x)), some):
@@ -178,7 +178,7 @@ class PackedNetwork:
                 found.append(np.stack([plain.run(self.program, part, each).astype(np.float32) for each in evaluations]))
         return np.concatenate(found, 1)
 
-    def _checked(self, x: ArrayLike) -> NDArray[np.float64]:
+    def checked(self, x: ArrayLike) -> NDArray[np.float64]:
         try:
             given = np.asarray(x)
             if given.dtype.kind not in "fiub":

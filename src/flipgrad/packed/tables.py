@@ -5,6 +5,7 @@ shifts. The sign of a is exact in float64 where f is 1 or a power of two: the pr
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,14 +62,19 @@ def thresholds(scale: Array, shift: Array, bound: int, factor: float = 1.0) -> t
     (array([ 2,  2, -4]), array([False,  True, False]))
     """
     falls = scale < 0
+    return first_positive(lambda t: pre_activations(t, scale, shift, factor), falls, bound), falls
+
+
+def first_positive(function: Callable[[Array], Array], falls: Array, bound: int) -> NDArray[np.int64]:
+    """The thresholds of :func:`thresholds` for any ``function`` of integers [channels] that rises or, in some channels, falls."""
     turned = np.where(falls, -1, 1)
-    low, high = np.full(len(scale), -bound), np.full(len(scale), bound + 1)
+    low, high = np.full(len(falls), -bound), np.full(len(falls), bound + 1)
     # a(high) counts as positive; what is sought is the first t, turned, where a is not negative.
     while (low < high).any():
         middle = (low + high) // 2
-        positive = pre_activations(middle * turned, scale, shift, factor) >= 0
+        positive = function(middle * turned) >= 0
         high, low = np.where(positive, middle, high), np.where(positive | (low >= high), low, middle + 1)
-    return high, falls
+    return high
 
 
 def table(noise: str, noise_scale: float, scale: Array, shift: Array, bound: int, factor: float = 1.0) -> NDArray[np.uint32]:
