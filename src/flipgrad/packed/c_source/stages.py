@@ -236,14 +236,14 @@ class Compiler:
 
     # From whole numbers to real ones, and back.
 
-    def fraction_bits(self, row: Row) -> int:
-        """Bits of the fraction with which the largest numbers of the examples can be stored."""
+    def fraction_bits(self, row: Row, limit: int | None = None) -> int:
+        """Bits of the fraction with which the largest numbers of the examples can be stored, or are within a ``limit``."""
         if row.magnitude is None:
             raise InputError(
                 "fixed point needs to know how large numbers get: hand in examples=x, inputs as the network will see, or use "
                 "numbers='float' and stream='real'"
             )
-        limit = STORED["int32" if self.stream == "int32" else "int16"]
+        limit = limit or STORED["int32" if self.stream == "int32" else "int16"]
         return min(MOST_FRACTION_BITS, math.floor(math.log2(limit / (MARGIN * max(row.magnitude, 2.0**-20)))))
 
     def to_real(self, row: Row) -> None:
@@ -343,7 +343,7 @@ class Compiler:
     def connected(self, part: parts.Linear | parts.Convolution, given: Stored | Row, later: bool) -> Row:
         """Real weights: in real arithmetic, or in fixed point."""
         whole = not self.real_here(given.drawn, later)
-        source = self._input_of(given, later, whole)
+        source, largest = self._input_of(given, later, whole, math.prod(part.weight.shape[1:]))
         weight, value = part.weight, Value((len(part.weight),))
         kernel = image_size(source.value)
         geometry: dict[str, Any] = {}
@@ -352,6 +352,7 @@ class Compiler:
             geometry = {name: getattr(part, name) for name in ("stride", "padding", "dilation", "groups")}
             geometry["around"] = round(part.padding_value * 2**source.fraction)
             geometry["mode"] = MODES[part.padding_mode]
+            largest = max(largest, abs(geometry["around"]))
         else:
             weight = weight.reshape(len(weight), source.value.shape[0], *kernel)
         layer = self.layer(source.value, value, kernel, **geometry)
@@ -360,7 +361,7 @@ class Compiler:
         call = self.function("convolve", source.form, whole=whole, name=name)
         row = Row(value, whole, given.drawn, [source], [])
         if whole:
-            self._fixed_weights(part, row, ordered, source)
+            self._fixed_weights(part, row, ordered, source, largest)
             row.lines.append(f"{call}(sums, {source.address}, {layer}, weight_{len(self.stages)}, i);")
             return self.wider(row)
         constant = self.constant("weight", "float", ordered)
@@ -371,23 +372,23 @@ class Compiler:
             self.apply_real(parts.Affine(None, part.bias), row)
         return self.wider(row)
 
-    def _input_of(self, given: Stored | Row, later: bool, whole: bool) -> Stored:
-        """What a layer with real weights reads: as it is, or numbers of 16 bits."""
+    def _input_of(self, given: Stored | Row, later: bool, whole: bool, inputs: int) -> tuple[Stored, int]:
+        """What a layer with real weights of so many ``inputs`` reads, and the largest number in it if these are whole ones."""
         if not whole:
-            return given if isinstance(given, Stored) else self.stored(given, later)
+            return (given if isinstance(given, Stored) else self.stored(given, later)), 0
         if isinstance(given, Stored) and given.form in ("image", "bits"):
-            return given
-        source = self.stored(given, later, "fixed")
-        if not self.wide:
-            return source
-        row = self.row(source)
-        narrow = math.floor(math.log2(STORED["int16"] / (MARGIN * max(row.magnitude or row.bound, 2.0**-20))))
-        self.to_fixed(row, min(narrow, source.fraction))
-        row.lines.append(f"{self.function('clip', 'fixed', whole=True)}(sums, {row.channels}, -32767, 32767);")
-        return self.keep(row)
+            return given, 1 if given.form == "bits" else STORED["int16"]
+        if isinstance(given, Stored) and given.form == "fixed" and not self.wide:
+            return given, STORED["int16"]
+        # Products have 30 bits together, which inputs and weights share.
+        row, largest = self.row(given), 2 ** min(15, max(8, round((30 - math.log2(inputs)) / 2) + 1)) - 1
+        self.to_fixed(row, self.fraction_bits(row, largest))
+        row.lines.append(f"{self.function('clip', 'fixed', whole=True)}(sums, {row.channels}, {-largest}, {largest});")
+        return self.keep(row), largest
 
-    def _fixed_weights(self, part: parts.Linear | parts.Convolution, row: Row, ordered: Array, source: Stored) -> None:
-        largest = {"bits": 1, "image": STORED["int16"]}.get(source.form, STORED["int16"])
+    def _fixed_weights(
+        self, part: parts.Linear | parts.Convolution, row: Row, ordered: Array, source: Stored, largest: int
+    ) -> None:
         weights, fractions = quantised(ordered, largest)
         name = self.constant("weight", "int16_t", weights)
         row.pending = [parts.Affine(np.float32(2.0) ** -(fractions + source.fraction).astype(np.float32), part.bias)]
