@@ -75,7 +75,10 @@ class Split:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A named classification problem; ``background`` is the input value of an empty pixel."""
+    """A named classification problem; ``background`` is the input value of an empty pixel.
+
+    ``class_names`` are there if only the data tell them; those of others are in :data:`flipgrad.data.SOURCES`.
+    """
 
     name: str
     train: Split
@@ -83,6 +86,7 @@ class DataSet:
     classes: int
     background: float
     validation: Split | None = None
+    class_names: tuple[str, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:

@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Generator, Tensor
 
-from flipgrad.data.cifar10 import cifar10
+from flipgrad.data.cifar10 import CLASS_NAMES, cifar10
 from flipgrad.data.images import image_folder
 from flipgrad.data.mnist import mnist
 from flipgrad.data.sets import DataSet, Split
@@ -90,6 +90,7 @@ class DataSource:
         model: the name of its network; None if the user has to choose one.
         augment: the name of its usual augmentation.
         resizes: whether its images can be resized.
+        class_names: what its classes are called, in order; empty if the data set itself tells.
     """
 
     read: Callable[[Path, int | None, int], DataSet]
@@ -97,13 +98,16 @@ class DataSource:
     model: str | None
     augment: str
     resizes: bool = False
+    class_names: tuple[str, ...] = ()
 
+
+DIGIT_NAMES = tuple("0123456789")
 
 SOURCES: dict[str, DataSource] = {
-    "digits": DataSource(lambda folder, side, seed: digits(), False, "digits", "shift"),
-    "toy": DataSource(lambda folder, side, seed: toy(seed=seed), False, "5-5-5", "none"),
-    "mnist": DataSource(lambda folder, side, seed: mnist(folder), True, "mnist", "affine"),
-    "cifar10": DataSource(lambda folder, side, seed: cifar10(folder), True, "cifar", "flip-crop"),
+    "digits": DataSource(lambda folder, side, seed: digits(), False, "digits", "shift", class_names=DIGIT_NAMES),
+    "toy": DataSource(lambda folder, side, seed: toy(seed=seed), False, "5-5-5", "none", class_names=("above", "below")),
+    "mnist": DataSource(lambda folder, side, seed: mnist(folder), True, "mnist", "affine", class_names=DIGIT_NAMES),
+    "cifar10": DataSource(lambda folder, side, seed: cifar10(folder), True, "cifar", "flip-crop", class_names=CLASS_NAMES),
     "images": DataSource(lambda folder, side, seed: image_folder(folder, side, seed=seed), True, None, "none", resizes=True),
 }
 
