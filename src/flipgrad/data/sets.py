@@ -75,10 +75,7 @@ class Split:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A named classification problem; ``background`` is the input value of an empty pixel.
-
-    ``class_names`` are there if only the data tell them; those of others are in :data:`flipgrad.data.SOURCES`.
-    """
+    """A named classification problem; ``background`` is the input value of an empty pixel, ``class_names`` if they have any."""
 
     name: str
     train: Split
