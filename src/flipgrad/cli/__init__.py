@@ -22,6 +22,8 @@ COMMANDS = {
     "train": "Train a stochastic binary network; store metrics, weights, checkpoints and a picture.",
     "evaluate": "Measure a trained network: accuracies, losses and calibration with one, many and no samples, and what layers "
     "cost.",
+    "pack": "Write a trained network with binary weights as a file of bits, which runs without torch.",
+    "predict": "Classify images with a packed network, without torch: class, probability, and how much the members disagree.",
     "gradeval": "Measure gradient estimators against the exact gradient: bias, variance, RMSE and cosine per layer.",
     "reproduce": "Reproduce the paper's figures and tables: JSON, PNG and PDF each, and which of its claims the numbers "
     "support.",

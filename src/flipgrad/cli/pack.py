@@ -13,6 +13,7 @@ from flipgrad import packed
 from flipgrad.cli._trained import Trained, trained
 from flipgrad.costs import summary
 from flipgrad.errors import InputError
+from flipgrad.network import Sequential
 
 ENDING = ".safetensors"
 # By how much an output may differ from PyTorch's, relative to the largest.
@@ -43,6 +44,11 @@ def pack(
     if output.suffix.lower() != ENDING:
         raise InputError(f"--output {brief(str(output))} does not end with {ENDING}: name a file that does, e.g. net{ENDING}")
     found = trained(run, data_folder=data_folder, model=model, estimator=estimator)
+    if not isinstance(found.net, Sequential):
+        raise InputError(
+            f"{brief(run)} holds a model written by hand, whose steps are not known one by one: build it as "
+            "fg.Sequential(*layers, head=...), and train that"
+        )
     images = found.examples.dim() == 4
     facts = packed.Facts(
         classes=found.class_names,

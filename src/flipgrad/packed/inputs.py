@@ -59,7 +59,7 @@ def _read_array(path: Path, net: PackedNetwork) -> Array:
     advice = f"write it with numpy.save, {_shape(net)} or a batch of these"
     try:
         # Mapped, so that no room is made for an array that the file does not hold.
-        found = np.lib.format.open_memmap(path, mode="r")
+        found: Array = np.lib.format.open_memmap(path, mode="r")
     # A damaged header, which is Python's notation of a dictionary, fails in as many ways as this can be wrong.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
