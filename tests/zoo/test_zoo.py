@@ -332,7 +332,7 @@ def test_a_card_tells_a_training_that_did_not_end(run, zoo):
 def test_the_command_lists_shows_and_adds(run, tmp_path, capsys):
     code, out, err = flipgrad(capsys, "zoo")
     assert (code, err) == (0, "")
-    for word in ("digits-binary", "mnist", "samples", "ECE", f"{fg.zoo.card('digits').accuracy:.2%}"):
+    for word in ("digits-binary", "mnist", "10 samples", "ECE", f"{fg.zoo.card('digits').accuracy:.2%}"):
         assert word in out
     code, out, _ = flipgrad(capsys, "zoo", "digits-binary")
     assert code == 0
