@@ -281,6 +281,14 @@ def test_other_mistakes_are_told_in_one_line(folder, capsys):
     assert "flipgrad pack" in err
 
 
+def test_more_members_than_memory_holds_are_refused(folder, capsys, monkeypatch):
+    monkeypatch.setattr("flipgrad.memory.installed", lambda: 10**6)
+    code, out, err = predict(capsys, folder, "batch.npy", "--samples", "2000")
+    assert (code, out) == (2, "")
+    assert "2,000 members for 5 inputs need 0.0 GiB, more than this machine's 0.0 GiB; give fewer --samples" in err
+    assert predict(capsys, folder, "batch.npy", "--samples", "200")[0] == 0
+
+
 def test_an_image_for_a_network_of_other_inputs_is_refused(folder):
     for net in (packed_net((64,)), packed_net((1, 8, 8)), packed_net((2, 8, 8), packed.Facts(None, 1.0, 0.0))):
         with pytest.raises(InputError, match=r"is an image, and the network takes inputs \[.*\]: give these as an array"):

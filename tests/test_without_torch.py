@@ -56,6 +56,18 @@ def test_the_help_and_the_version_need_no_torch():
     assert lacking("from flipgrad.cli import main\nmain(['--version'])", *HEAVY) == f"flipgrad {fg.__version__}\n"
 
 
+def test_a_command_that_needs_torch_says_so():
+    code = """
+from flipgrad.cli import main
+sys.stderr = sys.stdout
+try:
+    main(["estimators"])
+except SystemExit as end:
+    print(end.code)
+"""
+    assert lacking(code, *HEAVY) == "flipgrad: this command needs the package torch: install it, e.g. pip install torch\n1\n"
+
+
 def test_the_lines_of_the_help_are_those_of_the_commands():
     for name, line in cli.COMMANDS.items():
         command = cli.command(name)

@@ -73,6 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _complain(str(error), BAD_INPUT)
     except (DivergenceError, StorageError, CellError) as error:
         _complain(str(error), FAILED)
+    except ModuleNotFoundError as error:
+        # Where packed networks are used, torch need not be installed.
+        if (error.name or "flipgrad").partition(".")[0] == "flipgrad":
+            raise
+        _complain(f"this command needs the package {error.name}: install it, e.g. pip install {error.name}", FAILED)
     except OSError as error:
         # Of what the commands themselves write they say more; this is for instance a log on a full disk.
         _complain(f"cannot read or write: {error}", FAILED)
@@ -84,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _complain(message: str, code: int) -> NoReturn:
-    # Of many processes one speaks.
-    if launched_rank() == 0:
+    # Of many processes one speaks. There is no message where the help was all that was wanted.
+    if launched_rank() == 0 and message:
         sys.stderr.write(f"flipgrad: {' '.join(message.splitlines())}\n")
     sys.exit(code)
 

@@ -10,10 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from flipgrad import memory
 from flipgrad.errors import InputError
 from flipgrad.packed import PackedNetwork, load
 from flipgrad.packed.inputs import Inputs, read_inputs
 from flipgrad.packed.network import probabilities
+
+# Of a member's output and its probability in single precision, and of a double-precision number on the way to it.
+BYTES_PER_OUTPUT = 4 + 4 + 8
 
 
 def predict(
@@ -53,6 +57,10 @@ def predict(
 
 def _answers(net: PackedNetwork, path: Path, read: Inputs, samples: int, seed: int) -> Iterator[dict[str, Any]]:
     """What is said of every input of a file."""
+    members_of = f"{samples:,} members for {len(read.x):,} inputs"
+    memory.check_fits(
+        BYTES_PER_OUTPUT * samples * len(read.x) * net.outputs, members_of, "give fewer --samples, or fewer inputs"
+    )
     # [members, inputs, classes]
     members = probabilities(net.members(read.x, samples, seed) if samples else net(read.x)[None])
     if net.outputs == 1:
