@@ -1,6 +1,6 @@
 """Stochastic binary networks in PyTorch, trained with gradients one can trust."""
 
-from flipgrad import bounds, estimators, exact, flips, gradeval, zoo
+from flipgrad import bounds, estimators, exact, export, flips, gradeval, zoo
 from flipgrad.errors import InputError
 from flipgrad.estimators import (
     ADF,
@@ -63,7 +63,7 @@ __all__ = [  # noqa: RUF022
     "ADF", "Concrete", "GumbelRao", "HardST", "LocalReparam", "Tanh", "ZGR",
     "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator", "Path", "PathEstimator", "Variables",
     # modules
-    "bounds", "estimators", "exact", "flips", "gradeval", "zoo",
+    "bounds", "estimators", "exact", "export", "flips", "gradeval", "zoo",
     # errors
     "InputError",
 ]
