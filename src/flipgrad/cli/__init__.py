@@ -13,6 +13,7 @@ from flipgrad import memory
 from flipgrad.cli.bench import bench
 from flipgrad.cli.estimators import estimators
 from flipgrad.cli.evaluate import evaluate
+from flipgrad.cli.export import export
 from flipgrad.cli.gradeval import gradeval
 from flipgrad.cli.reproduce import reproduce
 from flipgrad.cli.train import train
@@ -30,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, evaluate, gradeval, reproduce, estimators, zoo, bench):
+for command in (train, evaluate, export, gradeval, reproduce, estimators, zoo, bench):
     app.command()(command)
 
 

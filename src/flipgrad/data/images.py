@@ -58,7 +58,8 @@ def image_folder(path: Path, size: int | None = None, test_share: float = 0.1, s
     stacked = np.stack([np.broadcast_to(pixels, (*pixels.shape[:2], channels)) for pixels in images])
     x = from_bytes(torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous())
     train, test = Split(x, torch.tensor([label for _, label in files])).divide(test_share, seed=seed)
-    return DataSet(path.resolve().name, train, test, classes=len(classes), background=0.0)
+    names = tuple(folder.name for folder in classes)
+    return DataSet(path.resolve().name, train, test, classes=len(classes), background=0.0, class_names=names)
 
 
 def _check_memory(count: int, height: int, width: int) -> None:

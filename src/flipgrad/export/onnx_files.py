@@ -68,7 +68,7 @@ def write_onnx(
 
 def _model(module: FixedNet | SampledNet, x: Tensor, batch_size: int | None) -> Any:
     """The module as a checked ONNX model."""
-    _check_installed("onnx", "onnxscript")
+    _check_installed("onnx", "onnxscript", by="'flipgrad[onnx]'")
     import onnx
 
     captured = program(module, x, batch_size=batch_size)
@@ -144,10 +144,10 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _check_installed(*packages: str) -> None:
+def _check_installed(*packages: str, by: str) -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise InputError(f"ONNX files need the package {' and '.join(missing)}: pip install 'flipgrad[onnx]'")
+        raise InputError(f"this needs {' and '.join(missing)}, not installed here: pip install {by}")
 
 
 @final
@@ -164,7 +164,7 @@ class OnnxSession:
     """
 
     def __init__(self, path: Path | str) -> None:
-        _check_installed("onnxruntime")
+        _check_installed("onnxruntime", by="onnxruntime")
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

@@ -34,8 +34,8 @@ from flipgrad.sampling import Apart, Draw, for_weights
 # The layers whose every part is known.
 KNOWN = (BinaryLinear, BinaryConv2d, Sign, ResidualLinear, ResidualConv2d)
 
-# The source of noise of the evaluation that this thread is in; None is no noise at all.
-_noise: ContextVar[Draw | None] = ContextVar("noise", default=None)
+# The source of noise of the evaluation that this thread is in.
+_noise: ContextVar[Draw] = ContextVar("noise")
 
 
 @final
@@ -86,10 +86,9 @@ class ConstantMap(nn.Module):
         return torch.addcmul(along(self.shift, x.dim(), self.channel_dim), x, scale)
 
     def _weight(self) -> Tensor:
-        draw = _noise.get()
-        if self.draws is None or draw is None:
+        if self.draws is None:
             return self.coefficients
-        return sign(self.coefficients - for_weights(draw)(self.draws, self.coefficients))
+        return sign(self.coefficients - for_weights(_source())(self.draws, self.coefficients))
 
     def extra_repr(self) -> str:
         shape = "" if self.connections is None else f"{list(self.coefficients.shape)}, "
@@ -98,9 +97,9 @@ class ConstantMap(nn.Module):
 
 @final
 class PlainLayer(nn.Module):
-    """States sign(a - Z) of an affine ``map`` a of the input; without a source of noise sign(a)."""
+    """States sign(a - Z) of an affine ``map`` a of the input; without a ``noise`` sign(a)."""
 
-    def __init__(self, map: ConstantMap, noise: Noise) -> None:  # noqa: A002
+    def __init__(self, map: ConstantMap, noise: Noise | None) -> None:  # noqa: A002
         super().__init__()
         self.map = map
         self.distribution = noise
@@ -108,8 +107,7 @@ class PlainLayer(nn.Module):
     def forward(self, x: Tensor, *, binary: bool | None = None) -> Tensor:
         """The states; what ``binary`` tells a layer's estimator does not matter here."""
         a: Tensor = self.map(x)
-        draw = _noise.get()
-        return sign(a if draw is None else a - draw(self.distribution, a))
+        return sign(a if self.distribution is None else a - _source()(self.distribution, a))
 
 
 @final
@@ -144,6 +142,7 @@ class FixedNet(nn.Module):
         for name, tensors in {"noise": noise or (), "weight_noise": weight_noise}.items():
             for number, z in enumerate(tensors, 1):
                 self.register_buffer(f"{name}_{number}", _constant(z))
+        self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of inputs ``x`` [B, ...]."""
@@ -168,6 +167,7 @@ class SampledNet(nn.Module):
         super().__init__()
         self.model = model
         self.counts = (units, weights)
+        self.eval()
 
     def forward(self, x: Tensor, noise: Sequence[Tensor], weight_noise: Sequence[Tensor] = ()) -> Tensor:
         """Outputs [B, K] of inputs ``x`` [B, ...], with Z of every binary layer and of all weights that are drawn, in order."""
@@ -204,7 +204,7 @@ def deterministic(net: BinaryNetwork) -> FixedNet:
     check_network(net, "fg.export.deterministic")
     # Latent weights at their median noise have the sign that weights have which are not drawn.
     likeliest = [sign(latent) for latent in _latents(net)]
-    return FixedNet(_plain_model(net, likeliest, "fg.export.deterministic"), None, ())
+    return FixedNet(_plain_model(net, likeliest, "fg.export.deterministic", noisy=False), None, ())
 
 
 def member(chosen: Member) -> FixedNet:
@@ -248,12 +248,21 @@ def sampled(net: BinaryNetwork) -> SampledNet:
     return SampledNet(_plain_model(net, None, "fg.export.sampled"), len(net.binary_layers), len(_latents(net)))
 
 
+def _source() -> Draw:
+    draw = _noise.get(None)
+    if draw is None:
+        raise RuntimeError("a layer of a plain module with noise is evaluated as a part of that module")
+    return draw
+
+
 def _outputs(model: nn.Module, x: Tensor, draw: Draw | None) -> Tensor:
-    token = _noise.set(draw)
+    # Torch cannot compile the setting of a source, and who has no noise needs none.
+    token = None if draw is None else _noise.set(draw)
     try:
         outputs: Tensor = model(x)
     finally:
-        _noise.reset(token)
+        if token is not None:
+            _noise.reset(token)
     # As those of the network.
     return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
@@ -264,8 +273,8 @@ def _latents(net: BinaryNetwork) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _plain_model(net: BinaryNetwork, drawn: Sequence[Tensor] | None, who: str) -> nn.Module:
-    """A copy of the network's modules, in which every binary layer is a plain one.
+def _plain_model(net: BinaryNetwork, drawn: Sequence[Tensor] | None, who: str, *, noisy: bool = True) -> nn.Module:
+    """A copy of the network's modules, in which every binary layer is a plain one, with noise if ``noisy``.
 
     ``drawn`` are the weights ±1 of every layer that draws its weights, in order; None keeps these random.
     """
@@ -274,9 +283,9 @@ def _plain_model(net: BinaryNetwork, drawn: Sequence[Tensor] | None, who: str) -
     with in_eval_mode(net):
         net.network().check_examples_alone(who)
         for layer in net.binary_layers:
+            weight = next(weights) if drawn is not None and layer.weight_noise is not None else None
             if id(layer) not in plain:
-                draws = layer.weight_noise is not None
-                plain[id(layer)] = _plain_layer(layer, next(weights) if draws and drawn is not None else None, who)
+                plain[id(layer)] = _plain_layer(layer, weight, who, noisy=noisy)
         for module in net.modules():
             if isinstance(module, MaxPool2d):
                 # Of states ±1 the ordinary maximum is the same.
@@ -295,16 +304,17 @@ def _modules(net: BinaryNetwork) -> nn.Module:
     return nn.Sequential(*(net[index] for index in range(len(net))), net.head)
 
 
-def _plain_layer(layer: BinaryLayer, weight: Tensor | None, who: str) -> nn.Module:
+def _plain_layer(layer: BinaryLayer, weight: Tensor | None, who: str, *, noisy: bool) -> nn.Module:
     """A layer by what it computes, with this binary ``weight`` if one was drawn."""
-    if type(layer) not in KNOWN:
+    # A parametrised layer has a class of its own.
+    if not isinstance(layer, KNOWN):
         names = ", ".join(f"fg.{kind.__name__}" for kind in KNOWN)
         raise InputError(f"{who}: {type(layer).__name__} is not known to be right there; known are {names}")
     layer.check_weights()
     draws = layer.weight_noise if weight is None else None
     if draws is not None:
         weight = layer.weight
-    states = PlainLayer(_constant_map(layer.affine((), weight), draws), layer.noise)
+    states = PlainLayer(_constant_map(layer.affine((), weight), draws), layer.noise if noisy else None)
     if not isinstance(layer, Residual):
         return states
     return PlainBlock(states, _branch(layer.branch, weight, draws), deepcopy(layer.shortcut), deepcopy(layer.prelu))
