@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import flipgrad as fg
-from hand_written import Branches, Shared
 from flipgrad.network import BinaryNetwork
+from hand_written import Branches, Shared
 
 Net = tuple[BinaryNetwork, Tensor]
 BINARY = {"weights": "binary"}

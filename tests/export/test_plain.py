@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from exported_nets import BINARY, DRAWN, MAKERS, WAYS, trained
 from torch import Tensor, nn
 
 import flipgrad as fg
-from exported_nets import BINARY, DRAWN, MAKERS, WAYS, trained
 from flipgrad.export.plain import ConstantMap, PlainLayer
 from flipgrad.layers import BinaryLayer
 from flipgrad.sampling import Apart, given
@@ -89,6 +89,7 @@ def test_a_member_whose_weights_are_drawn_once_keeps_no_latent_weights():
     net, x = trained(MAKERS["fully connected"])
     plain = fg.export.member(net.member(x))
     assert not [name for name in plain.state_dict() if "weight_noise" in name]
+    assert len([name for name in plain.state_dict() if name.endswith(".noise")]) == len(net.binary_layers)
     shared, x = trained(MAKERS["by hand, shared"])
     assert {"weight_noise_1", "weight_noise_2"} <= fg.export.member(shared.member(x)).state_dict().keys()
 

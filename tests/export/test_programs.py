@@ -6,10 +6,10 @@ import io
 
 import pytest
 import torch
+from exported_nets import MAKERS, WAYS, trained
 from torch import nn
 
 import flipgrad as fg
-from exported_nets import MAKERS, WAYS, trained
 
 # In one process: the first export of a process takes a second, the others a tenth of that.
 pytestmark = pytest.mark.xdist_group("export")
@@ -28,7 +28,7 @@ def assert_same(program, plain, x, noise):
 
 
 # Every network, and every way of some: the graphs differ by their noise alone.
-QUICK = {"convolutions", "residual images", "by hand, shared"}
+QUICK = {"residual images", "by hand, shared"}
 CASES = [
     pytest.param(make, way, id=f"{name}, {kind}", marks=[] if kind == "sampled" or name in QUICK else pytest.mark.slow)
     for name, make in MAKERS.items()

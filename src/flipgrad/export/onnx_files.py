@@ -21,11 +21,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.export import ExportedProgram
 
 from flipgrad import files
 from flipgrad.errors import InputError
 from flipgrad.export.plain import FixedNet, SampledNet
 from flipgrad.export.programs import program
+from flipgrad.export.thresholds import thresholded
 
 # The version of the standard operators, which onnxruntime has known since 1.14.
 OPSET = 18
@@ -71,18 +73,33 @@ def _model(module: FixedNet | SampledNet, x: Tensor, batch_size: int | None) -> 
     _check_installed("onnx", "onnxscript", by="'flipgrad[onnx]'")
     import onnx
 
-    captured = program(module, x, batch_size=batch_size)
-    with _quiet():
-        written = torch.onnx.export(
-            captured, input_names=_input_names(module), output_names=[OUTPUTS], opset_version=OPSET, dynamo=True, verbose=False
-        )
-    if written is None:
-        raise RuntimeError("torch.onnx.export gave no program")
+    # Runtimes multiply scales into weights, which would move sums that are exactly a threshold.
+    captured = thresholded(module) if isinstance(module, FixedNet) else module
+    written = _converted(program(captured, x, batch_size=batch_size), _input_names(module))
     model = written.model_proto
     _check_standard(model)
     _tidy(model)
     onnx.checker.check_model(model, full_check=True)
     return model
+
+
+def _converted(captured: ExportedProgram, names: list[str]) -> torch.onnx.ONNXProgram:
+    """What torch's converter makes of a program."""
+    try:
+        with _quiet():
+            options: dict[str, Any] = {"opset_version": OPSET, "dynamo": True, "verbose": False}
+            written = torch.onnx.export(captured, input_names=names, output_names=[OUTPUTS], **options)
+    except torch.onnx.OnnxExporterError as error:
+        unknown = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
+        if unknown is None:
+            raise
+        raise InputError(
+            f"ONNX has no operator for what a module of the network computes ({unknown[1]}): replace that module by one of "
+            "standard operations, or use fg.export.program"
+        ) from None
+    if written is None:
+        raise RuntimeError("torch.onnx.export gave no program")
+    return written
 
 
 def _input_names(module: FixedNet | SampledNet) -> list[str]:

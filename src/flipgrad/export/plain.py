@@ -7,7 +7,6 @@ operations; nothing of it can be trained.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from contextvars import ContextVar
 from copy import deepcopy
@@ -78,6 +77,10 @@ class ConstantMap(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.connections is not None:
             x = replace(self.connections, weight=self._weight(), bias=self.bias)(x)
+        return self.scaled(x)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """What the scale and the shift make of what comes from the connections."""
         if self.scale is None:
             return x
         scale = along(self.scale, x.dim(), self.channel_dim)
@@ -97,17 +100,29 @@ class ConstantMap(nn.Module):
 
 @final
 class PlainLayer(nn.Module):
-    """States sign(a - Z) of an affine ``map`` a of the input; without a ``noise`` sign(a)."""
+    """States sign(a - Z) of an affine ``map`` a of the input.
 
-    def __init__(self, map: ConstantMap, noise: Noise | None) -> None:  # noqa: A002
+    ``noise`` is Z, a constant. Without it Z is taken from where the whole module has it, if ``draws`` is its distribution, and
+    is 0 if not.
+    """
+
+    noise: Tensor | None
+
+    def __init__(self, map: ConstantMap, draws: Noise | None, noise: Tensor | None = None) -> None:  # noqa: A002
         super().__init__()
         self.map = map
-        self.distribution = noise
+        self.draws = draws
+        self.register_buffer("noise", _constant(noise))
 
     def forward(self, x: Tensor, *, binary: bool | None = None) -> Tensor:
         """The states; what ``binary`` tells a layer's estimator does not matter here."""
-        a: Tensor = self.map(x)
-        return sign(a if self.distribution is None else a - _source()(self.distribution, a))
+        return sign(self.less_noise(self.map(x)))
+
+    def less_noise(self, a: Tensor) -> Tensor:
+        """Pre-activations ``a`` less Z."""
+        if self.noise is not None:
+            return a - self.noise
+        return a if self.draws is None else a - _source()(self.draws, a)
 
 
 @final
@@ -131,15 +146,15 @@ class PlainBlock(nn.Module):
 class FixedNet(nn.Module):
     """A network as one deterministic function: what :func:`deterministic` and :func:`member` make.
 
-    ``model`` holds the layers; the noise of a member, if it is one, is in the buffers ``noise_1``, ``noise_2``, ...
+    ``model`` holds the layers, with their noise. Only where a member applies a layer several times, with other noise each time,
+    that is in buffers ``noise_1``, ``noise_2``, ... and ``weight_noise_1``, ... in the order of evaluation.
     """
 
-    def __init__(self, model: nn.Module, noise: Sequence[Tensor] | None, weight_noise: Sequence[Tensor]) -> None:
+    def __init__(self, model: nn.Module, noise: Sequence[Tensor] = (), weight_noise: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self.model = model
-        self.is_member = noise is not None
-        self.counts = (len(noise or ()), len(weight_noise))
-        for name, tensors in {"noise": noise or (), "weight_noise": weight_noise}.items():
+        self.counts = (len(noise), len(weight_noise))
+        for name, tensors in {"noise": noise, "weight_noise": weight_noise}.items():
             for number, z in enumerate(tensors, 1):
                 self.register_buffer(f"{name}_{number}", _constant(z))
         self.eval()
@@ -147,7 +162,7 @@ class FixedNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of inputs ``x`` [B, ...]."""
         draw = None
-        if self.is_member:
+        if any(self.counts):
             noise, weight_noise = (
                 [self.get_buffer(f"{name}_{number}") for number in range(1, count + 1)]
                 for name, count in zip(("noise", "weight_noise"), self.counts, strict=True)
@@ -204,7 +219,7 @@ def deterministic(net: BinaryNetwork) -> FixedNet:
     check_network(net, "fg.export.deterministic")
     # Latent weights at their median noise have the sign that weights have which are not drawn.
     likeliest = [sign(latent) for latent in _latents(net)]
-    return FixedNet(_plain_model(net, likeliest, "fg.export.deterministic", noisy=False), None, ())
+    return FixedNet(_plain_model(net, "fg.export.deterministic", likeliest, [None] * len(net.binary_layers)))
 
 
 def member(chosen: Member) -> FixedNet:
@@ -222,13 +237,14 @@ def member(chosen: Member) -> FixedNet:
     """
     if not isinstance(chosen, Member):
         raise InputError(f"fg.export.member takes a member of a network, net.member(x), got {type(chosen).__name__}")
-    latents = _latents(chosen.net)
-    drawn = [sign(latent - z.to(latent.dtype)) for latent, z in zip(latents, chosen.weight_noise, strict=True)]
-    times = Counter(id(layer) for layer in chosen.net.binary_layers)
-    if any(times[id(layer)] > 1 for layer in chosen.net.binary_layers if layer.weight_noise is not None):
-        # A layer that is applied several times has other weights each time: they are made of their noise.
-        return FixedNet(_plain_model(chosen.net, None, "fg.export.member"), chosen.noise, chosen.weight_noise)
-    return FixedNet(_plain_model(chosen.net, drawn, "fg.export.member"), chosen.noise, ())
+    net, who = chosen.net, "fg.export.member"
+    layers = net.binary_layers
+    if len({id(layer) for layer in layers}) < len(layers):
+        # A layer that is applied several times has other noise each time.
+        return FixedNet(_plain_model(net, who), chosen.noise, chosen.weight_noise)
+    pairs = zip(_latents(net), chosen.weight_noise, strict=True)
+    drawn = [sign(latent - z.to(latent.dtype)) for latent, z in pairs]
+    return FixedNet(_plain_model(net, who, drawn, chosen.noise))
 
 
 def sampled(net: BinaryNetwork) -> SampledNet:
@@ -245,7 +261,7 @@ def sampled(net: BinaryNetwork) -> SampledNet:
     True
     """
     check_network(net, "fg.export.sampled")
-    return SampledNet(_plain_model(net, None, "fg.export.sampled"), len(net.binary_layers), len(_latents(net)))
+    return SampledNet(_plain_model(net, "fg.export.sampled"), len(net.binary_layers), len(_latents(net)))
 
 
 def _source() -> Draw:
@@ -273,19 +289,24 @@ def _latents(net: BinaryNetwork) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _plain_model(net: BinaryNetwork, drawn: Sequence[Tensor] | None, who: str, *, noisy: bool = True) -> nn.Module:
-    """A copy of the network's modules, in which every binary layer is a plain one, with noise if ``noisy``.
+def _plain_model(
+    net: BinaryNetwork, who: str, drawn: Sequence[Tensor] | None = None, noise: Sequence[Tensor | None] | None = None
+) -> nn.Module:
+    """A copy of the network's modules, in which every binary layer is a plain one.
 
-    ``drawn`` are the weights ±1 of every layer that draws its weights, in order; None keeps these random.
+    ``drawn`` are the weights ±1 of every layer that draws its weights, and ``noise`` is Z of every layer (a None of it is 0),
+    both in the order of evaluation. Without them both stay random.
     """
-    weights = iter(drawn or ())
+    layers = net.binary_layers
+    weights, zs = iter(drawn or ()), iter(noise or ())
     plain: dict[int, nn.Module] = {}
     with in_eval_mode(net):
         net.network().check_examples_alone(who)
-        for layer in net.binary_layers:
+        for layer in layers:
             weight = next(weights) if drawn is not None and layer.weight_noise is not None else None
+            z = next(zs, None)
             if id(layer) not in plain:
-                plain[id(layer)] = _plain_layer(layer, weight, who, noisy=noisy)
+                plain[id(layer)] = _plain_layer(layer, who, weight, layer.noise if noise is None else None, z)
         for module in net.modules():
             if isinstance(module, MaxPool2d):
                 # Of states ±1 the ordinary maximum is the same.
@@ -304,20 +325,21 @@ def _modules(net: BinaryNetwork) -> nn.Module:
     return nn.Sequential(*(net[index] for index in range(len(net))), net.head)
 
 
-def _plain_layer(layer: BinaryLayer, weight: Tensor | None, who: str, *, noisy: bool) -> nn.Module:
-    """A layer by what it computes, with this binary ``weight`` if one was drawn."""
+def _plain_layer(layer: BinaryLayer, who: str, weight: Tensor | None, draws: Noise | None, noise: Tensor | None) -> nn.Module:
+    """A layer by what it computes: with this binary ``weight`` if one was drawn, and this ``noise``, or what it ``draws``."""
     # A parametrised layer has a class of its own.
     if not isinstance(layer, KNOWN):
         names = ", ".join(f"fg.{kind.__name__}" for kind in KNOWN)
         raise InputError(f"{who}: {type(layer).__name__} is not known to be right there; known are {names}")
     layer.check_weights()
-    draws = layer.weight_noise if weight is None else None
-    if draws is not None:
+    draws_weight = layer.weight_noise if weight is None else None
+    if draws_weight is not None:
         weight = layer.weight
-    states = PlainLayer(_constant_map(layer.affine((), weight), draws), layer.noise if noisy else None)
+    states = PlainLayer(_constant_map(layer.affine((), weight), draws_weight), draws, noise)
     if not isinstance(layer, Residual):
         return states
-    return PlainBlock(states, _branch(layer.branch, weight, draws), deepcopy(layer.shortcut), deepcopy(layer.prelu))
+    branch = _branch(layer.branch, weight, draws_weight)
+    return PlainBlock(states, branch, deepcopy(layer.shortcut), deepcopy(layer.prelu))
 
 
 def _constant_map(affine: AffineMap, draws: Noise | None) -> ConstantMap:
