@@ -59,8 +59,8 @@ def export(
 ) -> None:
     """Write a trained network for other programs: an ONNX file of standard operators, checked by onnxruntime if that is there.
 
-    Its input is "inputs" [batch, ...], its output "outputs" [batch, classes]: scores, whose softmax gives probabilities. Class
-    names and how inputs are made are in its metadata.
+    The input is called "inputs" and the output "outputs": a row of scores for every example, whose softmax gives probabilities.
+    What the classes are called, and how inputs are made of pixels, is in its metadata.
     """
     check_seed(seed)
     if to != ONNX:
@@ -71,6 +71,8 @@ def export(
         raise InputError(f"--batch-size {batch_size}: give at least 1, or leave it out for batches of any size")
     if run.startswith(ZOO):
         check_no_own_code(model, estimator)
+        if data_folder is not None:
+            raise InputError("--data-folder is for runs: a network of the zoo is written without its data; leave it out")
         trained = _of_zoo(run.removeprefix(ZOO), seed)
     else:
         trained = _of_run(Path(run), data_folder, model, estimator)
