@@ -5,6 +5,7 @@
 #define FLIPGRAD_X86 1
 #include <immintrin.h>
 #define FLIPGRAD_AVX2 __attribute__((target("avx2,fma")))
+#define FLIPGRAD_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq,avx2,fma")))
 #endif
 
 namespace flipgrad {
@@ -20,6 +21,16 @@ inline bool has_avx2() {
 inline bool has_avx512() {
 #ifdef FLIPGRAD_X86
   return __builtin_cpu_supports("avx512f");
+#else
+  return false;
+#endif
+}
+
+// What FLIPGRAD_AVX512 asks for.
+inline bool has_avx512_popcount() {
+#ifdef FLIPGRAD_X86
+  return has_avx2() && has_avx512() && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vpopcntdq");
 #else
   return false;
 #endif
