@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import flipgrad as fg
-from flipgrad import files, native, plots
+from flipgrad import files, plots
 from flipgrad.benchmarks.step import memory
 from flipgrad.benchmarks.toy import _agrees, _rate
 from flipgrad.data import toy
 from flipgrad.flips import compiled, rank_one
 from flipgrad.gradeval.draws import Problem, Sampler
+from flipgrad.native import library
 from flipgrad.training.models import cifar_net, fully_connected
 
 # The package's names are those of the benchmarks; these are the modules.
@@ -51,7 +52,7 @@ def test_flip_ratios_are_given_for_right_kernels_only(monkeypatch):
     layer = flips.Layer(6, 5, 3, 2, 9)
     row = flips._measure(layer)
     assert row["separable_over_gradient"] is None or row["separable_over_gradient"] > 0
-    if native.available():
+    if library.available():
         assert row["native_over_gradient"] > 0
         flip_product = compiled.flip_product
         monkeypatch.setattr(compiled, "flip_product", lambda *arguments: 1.001 * flip_product(*arguments))

@@ -11,7 +11,6 @@ from random import Random
 from typing import Any
 
 import torch
-import typer
 
 from flipgrad import cli
 from flipgrad.data import AUGMENTATIONS
@@ -76,8 +75,7 @@ BOUNDED: dict[str, tuple[str, ...]] = {"workers": ("0", "1", "2", "-1", "x", "1e
 @cache
 def options() -> dict[str, list[Any]]:
     """The parameters of every command."""
-    group: Any = typer.main.get_command(cli.app)
-    return {name: command.params for name, command in group.commands.items()}
+    return {name: cli.command(name).params for name in cli.COMMANDS}
 
 
 def value(name: str, random: Random) -> str:

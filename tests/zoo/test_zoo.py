@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 
 import flipgrad as fg
 from command_line import flipgrad
-from flipgrad import cli, files
+from flipgrad import cli, files, tensor_files
 from flipgrad.data import SOURCES, DataSet, Split, digits
 from flipgrad.network import layers_with_binary_weights
 from flipgrad.training import MODELS, RunFolder, TrainConfig, evaluate, load_data, load_run, make_net, train
@@ -57,7 +56,7 @@ def rewrite(zoo, name, **changes):
 
 
 def test_the_networks_of_the_package_are_there_and_small():
-    assert {"digits", "digits-binary", "mnist", "mnist-binary"} <= set(fg.zoo.names())
+    assert {name + kind for name in ("digits", "mnist", "cifar10") for kind in ("", "-binary")} == set(fg.zoo.names())
     inside = sorted(file.name for file in fg.zoo.OURS.path.iterdir())
     assert inside == sorted(f"{name}.{ending}" for name in fg.zoo.names() for ending in ("json", "safetensors"))
     assert sum(file.stat().st_size for file in fg.zoo.OURS.path.iterdir()) <= LARGEST_ZOO == 6_000_000
@@ -76,7 +75,7 @@ def test_a_network_is_what_its_card_says(name):
     assert card.epochs == len(card.curves) <= card.config.epochs
     # Rounding cost nothing that could be told from chance.
     assert abs(card.accuracy - card.accuracy_float32) < 0.005
-    assert [size["samples"] for size in card.ensembles["sizes"]][:5] == [1, 2, 5, 10, 20]
+    assert [size["samples"] for size in card.ensembles["sizes"]][:4] == [1, 2, 5, 10]
     assert card.seconds > 0
     assert card.config.data_folder is None
 
@@ -86,7 +85,7 @@ def test_the_recipe_is_a_command_that_gives_the_configuration(name):
     card = fg.zoo.card(name)
     program, command, *arguments = card.command.split()
     assert (program, command) == ("flipgrad", "train")
-    context = typer.main.get_command(cli.app).commands["train"].make_context("train", arguments)
+    context = cli.command("train").make_context("train", arguments)
     given = {key: value for key, value in context.params.items() if key in card.config.to_json()}
     told = {**given, "lr": float(given["lr"]), "threads": given["threads"] or 1, "data_folder": None}
     # What is left to the data set is told in full by the card.
@@ -158,8 +157,8 @@ def test_every_model_can_be_in_the_zoo(zoo, model, weights):
     classes, blank = 10, Split(torch.zeros(2, *inputs), torch.zeros(2).long())
     net = make_net(config, DataSet(config.data, blank, blank, classes, background=0.0))
     stored = {key: half_precision(tensor) for key, tensor in net.state_dict().items()}
-    content = {"weights": files.tensors_checksum(stored), "inputs": inputs, "classes": classes, "config": config}
-    zoo.store(replace(fg.zoo.card("digits"), name="any", **content), files.tensors_to_bytes(FORMAT, stored))
+    content = {"weights": tensor_files.tensors_checksum(stored), "inputs": inputs, "classes": classes, "config": config}
+    zoo.store(replace(fg.zoo.card("digits"), name="any", **content), tensor_files.tensors_to_bytes(FORMAT, stored))
     loaded = zoo.load("any")
     for key, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, stored[key].to(tensor.dtype))
@@ -203,7 +202,7 @@ def test_weights_stay_as_they_are_where_rounding_costs_accuracy(run, zoo, monkey
 
 def test_an_unknown_name_is_refused_with_those_there_are(zoo):
     with pytest.raises(
-        fg.InputError, match=r"there is no network 'nothing' in the zoo; choose from digits, digits-binary, mnist"
+        fg.InputError, match=r"there is no network 'nothing' in the zoo; choose from cifar10, cifar10-binary, digits"
     ):
         fg.zoo.load("nothing")
     with pytest.raises(fg.InputError, match=r"no network '\.\./digits' in the zoo"):

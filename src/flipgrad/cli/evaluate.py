@@ -11,9 +11,9 @@ from rich.console import Console
 import flipgrad.zoo
 from flipgrad import files, plots
 from flipgrad.cli._shared import evaluation_table, sizes_table, whole_numbers
+from flipgrad.costs import summary
 from flipgrad.errors import InputError
 from flipgrad.sampling import check_seed
-from flipgrad.summary import summary
 from flipgrad.training import Run, RunFolder, load_run, measure_ensembles
 from flipgrad.training import evaluate as measure
 from flipgrad.training.predictions import describe

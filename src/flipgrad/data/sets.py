@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.files import tensors_checksum
+from flipgrad.tensor_files import tensors_checksum
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from flipgrad import native
 from flipgrad.errors import InputError
 from flipgrad.flips import compiled, triton
 from flipgrad.flips.form import Form, find_form, root_mean_square
+from flipgrad.native import library
 from flipgrad.noise import Noise
 
 Kernel = Literal["separable", "native", "triton", "vectorized"]
@@ -136,9 +136,9 @@ def _exact(weight: Tensor, noise: Noise, terms: int) -> tuple[dict[str, float], 
         return seconds, "triton", "the Triton kernel is taken to be the fastest exact one"
     if weight.device.type != "cpu":
         return seconds, "vectorized", f"the compiled kernel is for the processor, the weight is on {weight.device}"
-    if not native.available():
+    if not library.available():
         _warn_once()
-        return seconds, "vectorized", f"the compiled kernel is missing ({native.reason()})"
+        return seconds, "vectorized", f"the compiled kernel is missing ({library.reason()})"
     # Looking at the weights is worth it only where much is at stake.
     large = terms * LARGE_TERM > CALL["separable"] and compiled.largest(weight.detach()) > LARGE * noise.scale
     seconds["native"] = CALL["native"] + terms * (LARGE_TERM if large else TERM["native"])
@@ -147,7 +147,7 @@ def _exact(weight: Tensor, noise: Noise, terms: int) -> tuple[dict[str, float], 
 
 @lru_cache(maxsize=1)
 def _warn_once() -> None:
-    logging.getLogger("flipgrad").warning("flips are computed without compiled kernels, and slower: %s", native.reason())
+    logging.getLogger("flipgrad").warning("flips are computed without compiled kernels, and slower: %s", library.reason())
 
 
 def _relative_time(weight: Tensor) -> float:

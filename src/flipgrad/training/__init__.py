@@ -1,5 +1,6 @@
 """Training a stochastic binary network: configuration, the loop, metrics, and what a run leaves behind."""
 
+from flipgrad.errors import DivergenceError
 from flipgrad.training.config import TrainConfig, load_data, make_net
 from flipgrad.training.ensembles import Ensembles, EnsembleSize, measure_ensembles
 from flipgrad.training.loop import automatic_rate, train
@@ -17,7 +18,7 @@ from flipgrad.training.run import (
     read_trials,
     read_weights,
 )
-from flipgrad.training.trainer import DivergenceError, Trainer
+from flipgrad.training.trainer import Trainer
 
 __all__ = [
     "MODELS",

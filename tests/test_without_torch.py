@@ -1,0 +1,132 @@
+"""What needs no torch starts without it, and without anything but numpy; the package's names come when they are used."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flipgrad as fg
+from flipgrad import cli
+
+# Python's own modules and ours may be imported, and those that are named; whatever else is, is as if it was not installed.
+ALONE = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in {{"flipgrad", *{allowed!r}}} and top not in sys.stdlib_module_names:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+before = set(sys.modules)
+{code}
+"""
+
+
+def alone(code: str, *allowed: str) -> str:
+    """What ``code`` prints in a Python that has its standard library, flipgrad and the ``allowed`` packages."""
+    command = [sys.executable, "-c", ALONE.format(allowed=allowed, code=code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_package_imports_nothing_but_the_standard_library():
+    loaded = alone("import flipgrad; print(*sorted(set(sys.modules) - before))").split()
+    assert [name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names] == ["flipgrad", "flipgrad.errors"]
+
+
+def test_what_packed_networks_need_has_no_torch():
+    code = """
+import pathlib, tempfile
+from flipgrad import InputError, errors, files, machine, memory
+from flipgrad.native import loading
+library, reason = loading.load(["flipgrad_has_avx2"])
+assert (library is None) == bool(reason)
+with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / "facts.json"
+    files.write_json(path, {"bits": 3})
+    assert files.read_json(path, missing="", broken="") == {"bits": 3}
+assert machine.cores() > 0 and machine.fastest({"nothing": int}, repeats=1)["nothing"] >= 0
+assert memory.ran_out(MemoryError()) and not memory.ran_out(RuntimeError("other"))
+print(InputError is errors.InputError)
+"""
+    assert alone(code) == "True\n"
+
+
+def test_a_name_that_needs_torch_says_so():
+    code = """
+import flipgrad
+try:
+    flipgrad.PSA
+except ModuleNotFoundError as error:
+    print(error)
+print(len(dir(flipgrad)) > 40)
+"""
+    assert alone(code) == "No module named 'torch'\nTrue\n"
+
+
+def test_the_help_and_the_version_need_no_torch():
+    # What typer and rich are made of.
+    typer = ("typer", "rich", "pygments", "shellingham", "markdown_it", "mdurl", "click", "typing_extensions", "annotated_doc")
+    printed = alone("from flipgrad.cli import main\nmain(['--help'])", *typer)
+    assert all(name in printed for name in cli.COMMANDS)
+    assert alone("from flipgrad.cli import main\nmain(['--version'])", *typer) == f"flipgrad {fg.__version__}\n"
+
+
+def test_the_lines_of_the_help_are_those_of_the_commands():
+    for name, line in cli.COMMANDS.items():
+        command = cli.command(name)
+        assert command.name == name
+        assert command.help.partition("\n\n")[0].replace("\n", " ") == line
+    modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py") if not path.stem.startswith("_")}
+    assert modules == set(cli.COMMANDS)
+
+
+def test_names_are_those_that_type_checkers_see():
+    tree = ast.parse(Path(fg.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen = {alias.name: node.module for node in block.body for alias in node.names}
+    modules = {name for name, module in seen.items() if module == "flipgrad"}
+    assert {name: module for name, module in seen.items() if name not in modules} == fg._HOMES
+    assert {*seen, "InputError"} == set(fg.__all__)
+    assert len(fg.__all__) == len(set(fg.__all__))
+    # Importing a module of the name of a function would put it in the function's place.
+    ours = {path.stem for path in Path(fg.__file__).parent.iterdir()}
+    assert not ours & set(fg._HOMES)
+    assert modules < ours
+
+
+def test_every_name_is_there():
+    everything: dict[str, object] = {}
+    exec("from flipgrad import *", everything)
+    assert set(fg.__all__) <= set(everything)
+    assert set(fg.__all__) <= set(dir(fg))
+    for name, module in fg._HOMES.items():
+        assert everything[name] is getattr(fg, name) is getattr(sys.modules[module], name)
+    # Modules that are no part of the list are found, too.
+    assert fg.training.TrainConfig is sys.modules["flipgrad.training"].TrainConfig
+
+
+def test_other_names_are_refused_as_usual():
+    for name in ("nonexistent", "_native", "__wrapped__"):
+        with pytest.raises(AttributeError, match=f"^module 'flipgrad' has no attribute '{name}'$") as caught:
+            getattr(fg, name)
+        assert (caught.value.name, caught.value.obj) == (name, fg)
+    with pytest.raises(ImportError, match="cannot import name 'nonexistent' from 'flipgrad'"):
+        from flipgrad import nonexistent  # noqa: F401
+
+
+def test_objects_are_copied_and_pickled():
+    noise = fg.Logistic(2.0)
+    for again in (copy.deepcopy(noise), pickle.loads(pickle.dumps(noise))):
+        assert type(again) is fg.Logistic
+        assert again.scale == noise.scale
+    assert pickle.loads(pickle.dumps(fg.PSA)) is fg.PSA
