@@ -29,7 +29,7 @@ LAYERS = [
     ["residual"],
     ["steps"],
     ["network", "graph"],
-    ["exact", "bounds", "costs"],
+    ["exact", "bounds", "costs", "packed"],
     ["estimators"],
     ["data", "training", "plots", "gradeval", "zoo"],
     ["benchmarks"],

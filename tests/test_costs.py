@@ -46,7 +46,7 @@ def test_every_number_of_a_convolutional_network():
     assert found.packed_bytes == 4 * (30 + 12 + 186 + 12) + 46 + 63
 
 
-def test_binary_weights_that_are_multiplied_with_other_numbers_are_not_packed():
+def test_binary_weights_that_are_multiplied_with_real_numbers_are_not_packed():
     pooled = fg.BinaryConv2d(4, 4, 3, **BINARY)
     padded = fg.BinaryConv2d(4, 4, 3, **BINARY)
     layers = (fg.BinaryConv2d(1, 4, 3, **BINARY), nn.AvgPool2d(2), pooled, nn.ZeroPad2d(1), padded, nn.Flatten())
@@ -55,7 +55,7 @@ def test_binary_weights_that_are_multiplied_with_other_numbers_are_not_packed():
     found = fg.summary(net, torch.ones(1, 1, 12, 12))
     assert [(row.name, row.bits, row.binary_operations > 0) for row in found.rows] == [
         ("0", 32, False),
-        ("2", 32, False),
+        ("2", 1, True),
         ("4", 1, True),
         ("head", 32, False),
     ]

@@ -347,7 +347,7 @@ def test_the_command_lists_shows_and_adds(run, tmp_path, capsys):
         assert "--add stores the network of a run under a name in a folder: give both, e.g. flipgrad zoo NAME --add RUN" in err
     code, _, err = flipgrad(capsys, "zoo", "nothing")
     assert code == 2
-    assert "there is no network 'nothing' in the zoo; choose from digits" in err
+    assert "there is no network 'nothing' in the zoo; choose from cifar10" in err
 
 
 def test_evaluate_takes_a_network_of_the_zoo(tmp_path, capsys, monkeypatch):
@@ -368,7 +368,7 @@ def test_evaluate_takes_a_network_of_the_zoo(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["evaluate", "zoo:nothing"], "there is no network 'nothing' in the zoo; choose from digits, digits-binary"),
+        (["evaluate", "zoo:nothing"], "there is no network 'nothing' in the zoo; choose from cifar10"),
         (["evaluate", "zoo:digits", "--model", "a:b"], "which no network of the zoo has: leave them out"),
         (["evaluate", "nowhere", "--output", "x"], "a run keeps its evaluation in its own folder: leave it out"),
         (["evaluate", "zoo:digits", "--data-folder", "x"], "the data set 'digits' has no files; leave --data-folder out"),

@@ -181,15 +181,20 @@ class Convolution(Part):
 @final
 @dataclass(frozen=True, eq=False)
 class Affine(Part):
-    """scale · a + shift, a scale and a shift for every channel."""
+    """scale · a + shift, a scale and a shift for every channel; without them 1 and 0."""
 
     name = "affine"
-    scale: Array = array(1)
-    shift: Array = array(1)
+    scale: Array | None = optional_array(1)
+    shift: Array | None = optional_array(1)
 
     def result(self, given: Value) -> Value:
-        _need(len(self.scale) == len(self.shift) == given.shape[0], "a scale and a shift for every channel")
+        _need(all(_fits(each, given.shape[0]) for each in (self.scale, self.shift)), "a scale and a shift for every channel")
         return given.real()
+
+    def scale_and_shift(self, channels: int) -> tuple[Array, Array]:
+        """Those of so many ``channels``, in double precision."""
+        scale = np.ones(channels) if self.scale is None else self.scale.astype(np.float64)
+        return scale, np.zeros(channels) if self.shift is None else self.shift.astype(np.float64)
 
 
 @final
@@ -210,7 +215,7 @@ class BatchNorm(Part):
         _need(bool((self.variance.astype(np.float64) + self.eps > 0).all()), "positive variances")
         return given.real()
 
-    def scale_and_shift(self) -> tuple[Array, Array]:
+    def scale_and_shift(self, channels: int) -> tuple[Array, Array]:
         """The same as a scale and a shift of every channel, in double precision."""
         scale = 1 / np.sqrt(self.variance.astype(np.float64) + self.eps)
         scale = scale if self.weight is None else self.weight * scale
@@ -497,7 +502,7 @@ PARTS: dict[str, type[Part]] = {
 
 
 def windows(part: Convolution | Sums, given: Shape, weight: Sequence[int]) -> Shape:
-    """The shape [outputs, H, W] of what a convolution with a ``weight`` [outputs, C / groups, rows, columns] makes of images."""
+    """The shape [outputs, H, W] of a convolution of images by a ``weight`` [outputs, C / groups, rows, columns]."""
     outputs, channels, *kernel = weight
     _need(len(given) == 3 and len(kernel) == 2, "images [C, H, W] and weights [outputs, C / groups, rows, columns]")
     _need(given[0] == channels * part.groups, f"{channels * part.groups} channels")

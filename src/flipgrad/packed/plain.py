@@ -81,7 +81,7 @@ def _(part: parts.Linear, x: Array, evaluation: Evaluation) -> Array:
 
 @evaluate.register
 def _(part: parts.Convolution, x: Array, evaluation: Evaluation) -> Array:
-    mode = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}[part.padding_mode]
+    mode: Any = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}[part.padding_mode]
     options: dict[str, Any] = {"constant_values": part.padding_value} if mode == "constant" else {}
     padded = np.pad(x, _widths(part.padding), mode, **options)
     result = _convolve(padded, part.weight.astype(np.float64), part)
@@ -96,14 +96,10 @@ def _(part: parts.Sums, x: Array, evaluation: Evaluation) -> Array:
     return _convolve(np.pad(x, _widths(part.padding), constant_values=part.padding_value), weights, part)
 
 
-@evaluate.register
-def _(part: parts.Affine, x: Array, evaluation: Evaluation) -> Array:
-    return x * _channels(part.scale, x) + _channels(part.shift, x)
-
-
-@evaluate.register
-def _(part: parts.BatchNorm, x: Array, evaluation: Evaluation) -> Array:
-    scale, shift = part.scale_and_shift()
+@evaluate.register(parts.Affine)
+@evaluate.register(parts.BatchNorm)
+def _(part: parts.Affine | parts.BatchNorm, x: Array, evaluation: Evaluation) -> Array:
+    scale, shift = part.scale_and_shift(x.shape[1])
     return x * _channels(scale, x) + _channels(shift, x)
 
 
@@ -118,7 +114,7 @@ def _(part: parts.Activation, x: Array, evaluation: Evaluation) -> Array:
     functions: dict[str, Callable[[], Array]] = {
         "relu": lambda: np.maximum(x, 0),
         "leaky_relu": lambda: np.where(x >= 0, x, x * numbers[0]),
-        "hardtanh": lambda: np.clip(x, *numbers),
+        "hardtanh": lambda: np.clip(x, numbers[0], numbers[1]),
         "tanh": lambda: np.tanh(x),
         "sigmoid": lambda: _sigmoid(x),
         "silu": lambda: x * _sigmoid(x),
@@ -136,7 +132,8 @@ def _(part: parts.Factor, x: Array, evaluation: Evaluation) -> Array:
 @evaluate.register
 def _(part: parts.WindowSum, x: Array, evaluation: Evaluation) -> Array:
     rows, columns = part.padding
-    return _windows(x, part.kernel, part.stride, (columns, columns, rows, rows), 0.0).sum((-2, -1))
+    result: Array = _windows(x, part.kernel, part.stride, (columns, columns, rows, rows), 0.0).sum((-2, -1))
+    return result
 
 
 @evaluate.register

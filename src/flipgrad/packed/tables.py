@@ -31,7 +31,8 @@ def probabilities(noise: str, a: Array, noise_scale: float) -> NDArray[np.float6
         lower = np.exp(tail) / 2
     else:
         lower = np.clip((tail + 1) / 2, 0, 1)
-    return np.where(z < 0, lower, 1 - lower)
+    result: NDArray[np.float64] = np.where(z < 0, lower, 1 - lower)
+    return result
 
 
 def chances(noise: str, a: Array, noise_scale: float) -> NDArray[np.uint32]:
