@@ -52,8 +52,9 @@ struct Kernels {
   void (*draw_from_sums)(const PackedStep&, const int32_t* t, const uint32_t* words, void* out);
   void (*draw_from_probabilities)(int64_t channels, const uint32_t* p, const uint32_t* words, void* out);
   void (*scale_sums)(const PackedStep&, const int32_t* t, double* out);
+  void (*scale_reals)(const PackedStep&, const double* a, double* out);
   void (*signs)(int64_t channels, const double* a, void* out);
-  void (*logistic)(int64_t count, const double* a, double factor, uint32_t* out);
+  void (*logistic)(int64_t count, const double* a, double scale, uint32_t* out);
 };
 
 #define FLIPGRAD_KERNELS "packed_kernels.inc"
@@ -120,6 +121,7 @@ class StepRun {
   StepRun(const Piece& piece, int64_t number, Scratch& scratch)
       : piece_(piece), step_(piece.program.steps[number]), shared_(number < piece.program.shared), scratch_(scratch) {
     in_ = value(step_.in);
+    second_ = value(step_.second);
     out_ = value(step_.out);
   }
 
@@ -143,7 +145,7 @@ class StepRun {
   const PackedStep& step_;
   const bool shared_;
   Scratch& scratch_;
-  Value in_{}, out_{};
+  Value in_{}, second_{}, out_{};
 
   Value value(int64_t slot) const {
     if (slot < 0) return {nullptr, 0, 1};
@@ -263,27 +265,70 @@ class StepRun {
         for (int64_t p = first; p < last; ++p)
           for (int64_t c = 0; c < channels; ++c) real_out[p * channels + c] = bits[p * words_out + c / 32] >> c % 32 & 1 ? 1.0 : -1.0;
         return;
+      case kPackedPlaces: return places_from(reals, real_out, channels, step_.factor, first, last);
+      case kPackedPlacesBits: return bit_places_from(bits, bits_out, first, last);
+      case kPackedScatter: return scatter(reals, real_out, channels, first, last);
+      case kPackedScatterBits: return scatter(bits, bits_out, words_out, first, last);
+      case kPackedActivation: return activation((last - first) * channels, reals + first * channels, real_out + first * channels);
+      case kPackedAdd: {
+        const double* second = second_.of<double>(item);
+        for (int64_t i = first * channels; i < last * channels; ++i) real_out[i] = reals[i] + second[i];
+        return;
+      }
       default:
         for (int64_t p = first; p < last; ++p) per_channel(reals + p * step_.in_channels, real_out + p * channels);
     }
   }
 
+  template <class T>
+  void places_from(const T* in, T* out, int64_t size, T outside, int64_t first, int64_t last) const {
+    for (int64_t p = first; p < last; ++p) {
+      const int64_t from = step_.index[p];
+      if (from < 0) std::fill(out + p * size, out + (p + 1) * size, outside);
+      else std::copy(in + from * size, in + (from + 1) * size, out + p * size);
+    }
+  }
+
+  void bit_places_from(const uint32_t* in, uint32_t* out, int64_t first, int64_t last) const {
+    const int64_t words = words_of(step_.out_channels), unused = 32 * words - step_.out_channels;
+    const uint32_t outside = step_.factor > 0 ? ~0u : 0u;
+    places_from(in, out, words, outside, first, last);
+    for (int64_t p = first; p < last; ++p)
+      if (step_.index[p] < 0) out[(p + 1) * words - 1] = outside >> unused;
+  }
+
+  template <class T>
+  void scatter(const T* in, T* out, int64_t size, int64_t first, int64_t last) const {
+    for (int64_t p = first; p < last; ++p) std::copy(in + p * size, in + (p + 1) * size, out + step_.index[p] * size);
+  }
+
+  void activation(int64_t count, const double* a, double* out) const {
+    const auto apply = [&](auto function) {
+      for (int64_t i = 0; i < count; ++i) out[i] = function(a[i]);
+    };
+    const double by = step_.factor, most = step_.margin;
+    switch (step_.function) {
+      case kPackedHardTanh: return apply([&](double z) { return std::min(std::max(z, by), most); });
+      case kPackedTanh: return apply([](double z) { return std::tanh(z); });
+      case kPackedSigmoid: return apply([](double z) { return 1 / (1 + std::exp(-z)); });
+      case kPackedSilu: return apply([](double z) { return z / (1 + std::exp(-z)); });
+      case kPackedElu: return apply([&](double z) { return z >= 0 ? z : by * std::expm1(z); });
+      default: return apply([](double z) { return std::max(z, 0.0) + std::log1p(std::exp(-std::fabs(z))); });
+    }
+  }
+
   void per_channel(const double* a, double* out) const {
     const int64_t channels = step_.out_channels;
-    const double *scale = step_.scale, *shift = step_.shift;
+    const double* scale = step_.scale;
     switch (step_.kind) {
-      case kPackedAffine:
-        for (int64_t c = 0; c < channels; ++c) out[c] = a[c] * scale[c] + shift[c];
-        return;
+      case kPackedAffine: return piece_.kernels.scale_reals(step_, a, out);
       case kPackedPrelu:
         for (int64_t c = 0; c < channels; ++c) out[c] = a[c] >= 0 ? a[c] : a[c] * scale[c];
         return;
       case kPackedRelu:
         for (int64_t c = 0; c < channels; ++c) out[c] = a[c] > 0 ? a[c] : 0;
         return;
-      case kPackedInsert: std::copy(a, a + step_.in_channels, out + step_.first); return;
-      default:
-        for (int64_t c = 0; c < channels; ++c) out[c] += a[c];
+      default: std::copy(a, a + step_.in_channels, out + step_.first);
     }
   }
 
@@ -296,7 +341,7 @@ class StepRun {
 
   void output(int64_t item, int64_t first, int64_t last) const {
     const int64_t samples = shared_ ? 1 : piece_.samples;
-    const int64_t row = (piece_.first_example + item / samples) * piece_.call.samples + piece_.first_sample + item % samples;
+    const int64_t row = (piece_.first_sample + item % samples) * piece_.call.batch + piece_.first_example + item / samples;
     const double* from = in_.of<double>(item);
     float* to = piece_.output + row * piece_.program.output_size;
     for (int64_t c = 0; c < step_.out_channels; ++c)
@@ -371,20 +416,20 @@ class StepRun {
   }
 
   void probabilities(int64_t count, const double* a, uint32_t* out) const {
-    const double by = step_.factor;
-    switch (step_.noise) {
-      case 0: return piece_.kernels.logistic(count, a, by, out);
-      case 1:
-        for (int64_t i = 0; i < count; ++i) out[i] = as_word(0.5 * std::erfc(-a[i] * by * 0.70710678118654752440));
+    const double scale = step_.factor;
+    switch (step_.function) {
+      case kPackedLogistic: return piece_.kernels.logistic(count, a, scale, out);
+      case kPackedNormal:
+        for (int64_t i = 0; i < count; ++i) out[i] = as_word(0.5 * std::erfc(-a[i] / scale * 0.70710678118654752440));
         return;
-      case 2:
+      case kPackedLaplace:
         for (int64_t i = 0; i < count; ++i) {
-          const double tail = 0.5 * std::exp(-std::fabs(a[i] * by));
+          const double tail = 0.5 * std::exp(-std::fabs(a[i] / scale));
           out[i] = as_word(a[i] > 0 ? 1 - tail : tail);
         }
         return;
       default:
-        for (int64_t i = 0; i < count; ++i) out[i] = as_word(std::min(std::max(0.5 + 0.5 * a[i] * by, 0.0), 1.0));
+        for (int64_t i = 0; i < count; ++i) out[i] = as_word(std::min(std::max(0.5 + 0.5 * a[i] / scale, 0.0), 1.0));
     }
   }
 };
@@ -432,7 +477,6 @@ class Team {
     to_ = to;
     ended_ = false;
     ticket_ = 0;
-    chunks_ = 0;
     run(threads_, threads_, [](void* team, int64_t task, int64_t thread) {
       if (task == 0) static_cast<Team*>(team)->lead(thread);
       else static_cast<Team*>(team)->help(thread);
@@ -446,7 +490,7 @@ class Team {
   int64_t from_ = 0, to_ = 0;
   // The step that is done now, and the next of its chunks: the upper and lower 32 bits.
   std::atomic<uint64_t> ticket_{0};
-  std::atomic<int64_t> chunks_{0}, done_{0};
+  std::atomic<int64_t> done_{0};
   std::atomic<bool> ended_{false};
 
   static void pause(int64_t& spins) {

@@ -1,5 +1,5 @@
 // The C interface of packed networks: a program of steps over values in slots. Python fills the structures through ctypes
-// (flipgrad/packed/lowering.py): keep both alike.
+// (flipgrad/packed/compiled.py): keep both alike.
 //
 // A value has `positions` places with channels last: either states in bits, 32 channels to a word, each place beginning with a
 // new word and unused bits 0; or real numbers, float64; or probabilities, uint32.
@@ -38,28 +38,48 @@ enum PackedKind : int64_t {
   // The channels of every position, written from channel `first` on; that of channel 0 comes first.
   kPackedInsert = 14,
   kPackedInsertBits = 15,
-  // Real numbers: out += in. States as real numbers.
+  // Real numbers: in + second. States as real numbers.
   kPackedAdd = 16,
   kPackedToReal = 17,
   // Real numbers to the caller's float32 [channels, positions].
   kPackedOutput = 18,
+  // Whole places: output place p is place index[p] of the input, or `factor` where that is negative; then the other way round,
+  // input place p is written to place index[p].
+  kPackedPlaces = 19,
+  kPackedPlacesBits = 20,
+  kPackedScatter = 21,
+  kPackedScatterBits = 22,
+  // A function of every real number: `function`, one of PackedFunction, of `factor` and `margin`.
+  kPackedActivation = 23,
 };
 
 // What becomes of the sums: states by a threshold, states by a draw, or real numbers a scale + shift.
 enum PackedResult : int64_t { kPackedThreshold = 0, kPackedDrawn = 1, kPackedReal = 2 };
 
+enum PackedFunction : int64_t {
+  kPackedHardTanh = 0,
+  kPackedTanh = 1,
+  kPackedSigmoid = 2,
+  kPackedSilu = 3,
+  kPackedElu = 4,
+  kPackedSoftplus = 5,
+};
+
+enum PackedNoise : int64_t { kPackedLogistic = 0, kPackedNormal = 1, kPackedLaplace = 2, kPackedUniform = 3 };
+
 struct PackedStep {
-  int64_t kind, in, out;
+  // Slots: of the input, of a second one, of the output; -1 where there is none.
+  int64_t kind, in, second, out;
   // Places of the output; channels in one place of the input and of the output.
   int64_t positions, in_channels, out_channels;
   // Sums: filter elements in one output channel, and of them those that are summed up where none is outside of the image.
   int64_t filter, inputs, result;
-  // Which sign it is, for the random words.
+  // Which sign it is, for the random words; -1 where there are none.
   int64_t sign;
   // Tables: probabilities are at channel * table_stride + ((t + inputs) >> table_shift).
   int64_t table_stride, table_shift;
-  // Insert: the first channel. Probability: which noise.
-  int64_t first, noise;
+  // Insert: the first channel. Probability: which noise, whose scale is `factor`. Activation: which one.
+  int64_t first, function;
   // Places that are computed together: a multiple of 64 random words, where that is possible.
   int64_t tile;
   double factor;
@@ -71,8 +91,8 @@ struct PackedStep {
   // their bits count. A block's runs begin `lows` elements later.
   const void *weights, *masks;
   const int32_t* lows;
-  // Per output channel, blocks of 16 each.
-  const double *scale, *shift;
+  // Per output channel, in blocks of 16; `bias` is what sums of real numbers start with.
+  const double *bias, *scale, *shift;
   const int32_t* thresholds;
   const uint32_t* table;
   // Per output channel, and null where there is none: the probability is near a logistic one, 1 / (1 + 2^(slope t + offset)), to
@@ -104,10 +124,10 @@ struct PackedCall {
   int64_t instructions;
 };
 
-// Input float64 [batch, input_size], output float32 [batch, samples, output_size]. Returns 0, or 1 when memory ran out.
+// Input float64 [batch, input_size], output float32 [samples, batch, output_size]. Returns 0, or 1 when memory ran out.
 int flipgrad_packed_run(const PackedProgram* program, const PackedCall* call, const double* input, float* output);
 
-// Random words of units 0 .. units - 1 of one sign, for comparison with flipgrad/packed/random.py.
+// Random words of units 0 .. units - 1 of one sign, for comparison with flipgrad/packed/random_words.py.
 void flipgrad_packed_words(const PackedCall* call, int64_t sign, int64_t units, uint32_t* words);
 
 // The instructions that `instructions` = 0 means: 1 those of every processor, 2 AVX2, 3 AVX-512 with VPOPCNTDQ.

@@ -3,7 +3,16 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #define FLIPGRAD_X86 1
+// GCC warns of registers that its own header leaves undefined on purpose (its bug 105593).
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 #define FLIPGRAD_AVX2 __attribute__((target("avx2,fma")))
 #define FLIPGRAD_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq,avx2,fma")))
 #endif
