@@ -423,12 +423,7 @@ def _filter(filters: Filters, found: Windows) -> dict[str, Any]:
 
 def _affine(part: Part, channels: int) -> tuple[Array, Array] | None:
     """The scale and the shift of every channel, if the part is that."""
-    if isinstance(part, parts.BatchNorm):
-        return part.scale_and_shift()
-    if not isinstance(part, parts.Affine):
-        return None
-    scale = np.ones(channels) if part.scale is None else part.scale.astype(np.float64)
-    return scale, np.zeros(channels) if part.shift is None else part.shift.astype(np.float64)
+    return part.scale_and_shift(channels) if isinstance(part, parts.Affine | parts.BatchNorm) else None
 
 
 def _elementwise(part: Part, channels: int) -> dict[str, Any]:
