@@ -215,8 +215,6 @@ class Compiler:
         result = self.new(row, row.value, form, **facts)
         if row.whole and row.exact and row.bound > STORED["int16"]:
             self.needs_wide = True
-        if row.bound > LARGEST:
-            raise InputError(f"{', '.join(row.titles)} has sums up to {row.bound:,}, beyond 32 bits: use smaller layers")
         store = self.function("store", form, whole=row.whole)
         line = f"{store}({result.address} + {row.channels} * i, {'sums' if row.whole else 'row'}, {row.channels});"
         self.finish(row, result, [line])
@@ -460,10 +458,8 @@ class Compiler:
         n, ends = row.channels, np.array([[-row.bound], [row.bound]]).repeat(row.channels, 1)
         low, high = row.means(ends)
         falls = high < low
-        if row.bound > LARGEST:
-            raise InputError(f"{', '.join(row.titles)} has sums up to {row.bound:,}, beyond 32 bits: use smaller layers")
-        least = first_positive(lambda t: row.means(t[None])[0], falls, row.bound)
         turned = np.where(falls, -1, 1)
+        least = first_positive(lambda t: row.means(t[None] * turned)[0] >= 0, row.bound, n)
         if falls.any():
             if row.flip is not None:
                 row.flip(turned)
