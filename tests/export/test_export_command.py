@@ -10,6 +10,7 @@ import torch
 import flipgrad as fg
 from command_line import flipgrad
 from flipgrad.cli import export as command
+from flipgrad.cli._trained import Trained
 from flipgrad.data import SOURCES, digits, image_folder
 from flipgrad.training import RunFolder, TrainConfig, load_data, load_run, make_net, train
 
@@ -35,10 +36,9 @@ def test_a_network_of_the_zoo(tmp_path, capsys):
     assert accuracy == pytest.approx(fg.zoo.card("digits-binary").test["accuracy_deterministic"], abs=1e-6)
     facts = session.metadata
     assert json.loads(facts.pop("classes")) == [str(digit) for digit in range(10)]
+    assert json.loads(facts.pop("accuracy"))["deterministic"] == pytest.approx(accuracy, abs=1e-6)
     assert facts == {
         "flipgrad": fg.__version__,
-        "name": "digits-binary",
-        "command": fg.zoo.card("digits-binary").command,
         "data": "digits",
         "inputs": "1x8x8: pixels of 0 to 16, / 8 - 1",
         "outputs": "scores of the classes; their softmax gives probabilities",
@@ -119,6 +119,9 @@ def test_classes_have_their_names(tmp_path):
         for number in range(10):
             Image.new("L", (4, 4), number).save(tmp_path / name / f"{number}.png")
     assert image_folder(tmp_path).class_names == ("cats", "dogs")
-    facts = command._facts(TrainConfig(data="cifar10", data_folder="x"), torch.zeros(1, 3, 32, 32), (), 10)
-    assert json.loads(facts["classes"])[-1] == "truck"
+    config = TrainConfig(data="cifar10", data_folder="x")
+    net = fg.Sequential(fg.BinaryLinear(2, 3), head=torch.nn.Linear(3, 2))
+    facts = command._facts(Trained(net, torch.zeros(1, 3, 32, 32), config, ("cat", "dog"), None))
+    assert json.loads(facts["classes"]) == ["cat", "dog"]
     assert facts["inputs"] == "3x32x32: pixels of 0 to 255, / 127.5 - 1"
+    assert "accuracy" not in facts
