@@ -52,6 +52,8 @@ def export(
         raise InputError(f"--to {brief(to)}: choose {ONNX}")
     if output.suffix.lower() != ENDING:
         raise InputError(f"--output {brief(str(output))} does not end with {ENDING}: name a file that does, e.g. net{ENDING}")
+    if not output.parent.is_dir():
+        raise InputError(f"--output {brief(str(output))} is in a folder that is not there: make that first")
     if batch_size is not None and batch_size < 1:
         raise InputError(f"--batch-size {batch_size}: give at least 1, or leave it out for batches of any size")
     found = trained(run, data_folder=data_folder, model=model, estimator=estimator)
