@@ -110,6 +110,8 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         """What is not imported yet: a name of ``__all__``, or a module of ours."""
         if name in _HOMES:
+            # It recommends an estimator to all networks, and inside of a compiled graph nothing can be imported any more.
+            import_module("flipgrad.estimators")
             found = globals()[name] = getattr(import_module(_HOMES[name]), name)
             return found
         if not name.startswith("_") and find_spec(f"flipgrad.{name}") is not None:
