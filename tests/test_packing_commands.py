@@ -110,6 +110,7 @@ def test_pack_takes_what_a_run_tells(tmp_path, capsys):
         (["zoo:nothing"], "there is no network 'nothing' in the zoo"),
         (["zoo:digits-binary", "--output", "net.onnx"], "--output 'net.onnx' does not end with .safetensors"),
         (["zoo:digits-binary", "--model", "a:b"], "no network of the zoo has: leave them out"),
+        (["zoo:digits-binary", "--data-folder", "x"], "--data-folder is for runs"),
         (["nowhere"], "cannot be read"),
     ],
 )

@@ -14,6 +14,7 @@ import flipgrad.zoo
 from flipgrad import files
 from flipgrad.cli._shared import ZOO, check_no_own_code
 from flipgrad.data import SOURCES
+from flipgrad.errors import InputError
 from flipgrad.network import BinaryNetwork
 from flipgrad.training import RunFolder, TrainConfig, load_run
 
@@ -45,6 +46,8 @@ def trained(run: str, *, data_folder: str | None, model: str | None, estimator: 
     """The network of a folder of ``flipgrad train`` or, as ``zoo:NAME``, of the zoo; for the rest see ``load_run``."""
     if run.startswith(ZOO):
         check_no_own_code(model, estimator)
+        if data_folder is not None:
+            raise InputError("--data-folder is for runs: a network of the zoo is written without its data; leave it out")
         name = run.removeprefix(ZOO)
         card = flipgrad.zoo.card(name)
         examples = torch.randn(EXAMPLES, *card.inputs, generator=torch.Generator().manual_seed(0)).clamp_(-1, 1)
