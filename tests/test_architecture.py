@@ -29,7 +29,7 @@ LAYERS = [
     ["residual"],
     ["steps"],
     ["network", "graph"],
-    ["exact", "bounds", "costs", "packed"],
+    ["exact", "bounds", "costs", "export", "packed"],
     ["estimators"],
     ["data", "training", "plots", "gradeval", "zoo"],
     ["benchmarks"],

@@ -24,6 +24,8 @@ COMMANDS = {
     "cost.",
     "pack": "Write a trained network with binary weights as a file of bits, which runs without torch.",
     "predict": "Classify images with a packed network, without torch: class, probability, and how much the members disagree.",
+    "export": "Write a trained network for other programs: an ONNX file of standard operators, checked by onnxruntime if that "
+    "is there.",
     "gradeval": "Measure gradient estimators against the exact gradient: bias, variance, RMSE and cosine per layer.",
     "reproduce": "Reproduce the paper's figures and tables: JSON, PNG and PDF each, and which of its claims the numbers "
     "support.",
