@@ -231,15 +231,6 @@ def test_one_output_is_about_two_classes(tmp_path, capsys):
         assert answer["class"] == ("yes" if chance > 0.5 else "no")
 
 
-def test_names_cannot_control_the_terminal(tmp_path, capsys):
-    packed_net((4,), packed.Facts(("\x1b[2J", "\n", "c"))).save(tmp_path / "net.safetensors")
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32))
-    code, out, _ = predict(capsys, tmp_path, "x.npy")
-    assert code == 0
-    assert "?[2J" in out
-    assert "\x1b[2J" not in out
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
