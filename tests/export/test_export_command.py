@@ -115,7 +115,7 @@ def test_classes_have_their_names(tmp_path):
     assert image_folder(tmp_path).class_names == ("cats", "dogs")
     config = TrainConfig(data="cifar10", data_folder="x")
     net = fg.Sequential(fg.BinaryLinear(2, 3), head=torch.nn.Linear(3, 2))
-    facts = command._facts(Trained(net, torch.zeros(1, 3, 32, 32), config, ("cat", "dog"), None))
+    facts = command._facts(Trained(net, torch.zeros(1, 3, 32, 32), config, ("cat", "dog"), None, {}))
     assert json.loads(facts["classes"]) == ["cat", "dog"]
     assert facts["inputs"] == "3x32x32: pixels of 0 to 255, / 127.5 - 1"
     assert "accuracy" not in facts

@@ -33,6 +33,7 @@ class Trained:
         config: how it was trained.
         class_names: what its classes are called; those without names have their numbers.
         accuracy: measured on the test examples, with one, many and no samples; None if the run is not finished.
+        origin: of a network of the zoo, its name and its recipe.
     """
 
     net: BinaryNetwork
@@ -40,6 +41,7 @@ class Trained:
     config: TrainConfig
     class_names: tuple[str, ...]
     accuracy: dict[str, float] | None
+    origin: dict[str, str]
 
 
 def trained(run: str, *, data_folder: str | None, model: str | None, estimator: str | None) -> Trained:
@@ -52,12 +54,13 @@ def trained(run: str, *, data_folder: str | None, model: str | None, estimator: 
         card = flipgrad.zoo.card(name)
         examples = torch.randn(EXAMPLES, *card.inputs, generator=torch.Generator().manual_seed(0)).clamp_(-1, 1)
         names = _class_names(card.config, (), card.classes)
-        return Trained(flipgrad.zoo.load(name), examples, card.config, names, _accuracy(card.test))
+        origin = {"name": name, "command": card.command}
+        return Trained(flipgrad.zoo.load(name), examples, card.config, names, _accuracy(card.test), origin)
     loaded = load_run(run, device="cpu", data_folder=data_folder, model=model, estimator=estimator)
     file, fix = Path(run) / RunFolder.SUMMARY, "remove it, and the accuracies are left out"
     found = _accuracy(files.read_json(file, missing=fix, broken=fix)) if file.exists() else None
     names = _class_names(loaded.config, loaded.data.class_names, loaded.data.classes)
-    return Trained(loaded.net, loaded.data.test.x[:EXAMPLES], loaded.config, names, found)
+    return Trained(loaded.net, loaded.data.test.x[:EXAMPLES], loaded.config, names, found, {})
 
 
 def _class_names(config: TrainConfig, told: tuple[str, ...], classes: int) -> tuple[str, ...]:

@@ -75,6 +75,7 @@ def _facts(found: Trained) -> dict[str, str]:
     """What a user of the file needs to know, as texts."""
     source = SOURCES[found.config.data]
     told = {
+        **found.origin,
         "data": found.config.data,
         "inputs": f"{'x'.join(map(str, found.examples.shape[1:]))}: {source.inputs}",
         "outputs": "scores of the classes; their softmax gives probabilities",
