@@ -5,6 +5,7 @@ shifts. The sign of a is exact in float64 where f is 1 or a power of two: the pr
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,20 +56,29 @@ def pre_activations(t: Array, scale: Array, shift: Array, factor: float = 1.0) -
 def thresholds(scale: Array, shift: Array, bound: int, factor: float = 1.0) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """For every channel the integer T, from -bound to bound + 1, and whether the channel falls with t.
 
-    A unit is +1 if t >= T or, where the channel falls, if -t >= T. Found by bisection: a does not change its direction in t.
+    A unit is +1 if t >= T or, where the channel falls, if -t >= T.
 
     >>> thresholds(np.float32([0.5, -0.5, 0]), np.float32([-1, -1, 3]), 4)
     (array([ 2,  2, -4]), array([False,  True, False]))
     """
     falls = scale < 0
     turned = np.where(falls, -1, 1)
-    low, high = np.full(len(scale), -bound), np.full(len(scale), bound + 1)
-    # a(high) counts as positive; what is sought is the first t, turned, where a is not negative.
+    first = first_positive(lambda t: pre_activations(t * turned, scale, shift, factor) >= 0, bound, len(scale))
+    return first, falls
+
+
+def first_positive(positive: Callable[[Array], Array], bound: int, channels: int) -> NDArray[np.int64]:
+    """For every channel the first t from -bound to bound for which ``positive`` (t of all channels) is true, else bound + 1.
+
+    By bisection: once true it stays true as t grows.
+    """
+    low, high = np.full(channels, -bound), np.full(channels, bound + 1)
     while (low < high).any():
         middle = (low + high) // 2
-        positive = pre_activations(middle * turned, scale, shift, factor) >= 0
-        high, low = np.where(positive, middle, high), np.where(positive | (low >= high), low, middle + 1)
-    return high, falls
+        true, going_on = positive(middle), low < high
+        high = np.where(true & going_on, middle, high)
+        low = np.where(~true & going_on, middle + 1, low)
+    return high
 
 
 def table(noise: str, noise_scale: float, scale: Array, shift: Array, bound: int, factor: float = 1.0) -> NDArray[np.uint32]:
