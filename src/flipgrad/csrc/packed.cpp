@@ -326,7 +326,8 @@ class StepRun {
         for (int64_t c = 0; c < channels; ++c) out[c] = a[c] >= 0 ? a[c] : a[c] * scale[c];
         return;
       case kPackedRelu:
-        for (int64_t c = 0; c < channels; ++c) out[c] = a[c] > 0 ? a[c] : 0;
+        // What is not a number stays so, here and in the maximum.
+        for (int64_t c = 0; c < channels; ++c) out[c] = a[c] < 0 ? 0 : a[c];
         return;
       default: std::copy(a, a + step_.in_channels, out + step_.first);
     }
@@ -371,7 +372,7 @@ class StepRun {
       for (int32_t r = step_.list_runs[list]; r < step_.list_runs[list + 1]; ++r) {
         const double* from = in + step_.bases[p] + step_.runs[r].input;
         if (maximum)
-          for (int64_t c = 0; c < channels; ++c) to[c] = std::max(to[c], from[c]);
+          for (int64_t c = 0; c < channels; ++c) to[c] = from[c] <= to[c] ? to[c] : from[c];
         else
           for (int64_t c = 0; c < channels; ++c) to[c] += from[c];
       }
