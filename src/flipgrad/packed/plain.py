@@ -197,12 +197,13 @@ def _convolve(x: Array, weight: Array, part: parts.Convolution | parts.Sums) -> 
     (down, right), (apart, aside) = part.stride, part.dilation
     height = (x.shape[2] - apart * (rows - 1) - 1) // down + 1
     width = (x.shape[3] - aside * (columns - 1) - 1) // right + 1
-    filters = weight.reshape(part.groups, outputs // part.groups, channels, rows, columns)
+    # [rows, columns, groups, outputs / groups, channels / groups]
+    filters = weight.transpose(2, 3, 0, 1).reshape(rows, columns, part.groups, -1, channels)
     result = np.zeros((len(x), part.groups, outputs // part.groups, height * width))
     for row, column in np.ndindex(rows, columns):
         top, left = row * apart, column * aside
         seen = x[:, :, top : top + (height - 1) * down + 1 : down, left : left + (width - 1) * right + 1 : right]
-        result += filters[..., row, column] @ seen.reshape(len(x), part.groups, channels, height * width)
+        result += filters[row, column] @ seen.reshape(len(x), part.groups, channels, height * width)
     return result.reshape(len(x), outputs, height, width)
 
 
