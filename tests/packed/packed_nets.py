@@ -51,7 +51,12 @@ class Chain:
         room = min(self.shape[1:])
         kernel = self.pick(1, 2, (3, 2), 3) if room > 2 else 1
         if self.draw(st.booleans()):
-            return {"kernel_size": kernel, "padding": "same", "dilation": self.pick(1, (2, 1)), "padding_value": self.pick(0, -1, 1)}
+            return {
+                "kernel_size": kernel,
+                "padding": "same",
+                "dilation": self.pick(1, (2, 1)),
+                "padding_value": self.pick(0, -1, 1),
+            }
         padding = self.pick(0, 1, (1, 2))
         dilation = self.pick(1, 2, (1, 2)) if room > 4 else 1
         stride = self.pick(1, 2, (2, 1))
@@ -169,7 +174,9 @@ def convolutional(draw: st.DrawFn) -> tuple[fg.Sequential, Tensor]:
     mode = chain.pick("zeros", "reflect", "replicate", "circular")
     if draw(st.booleans()):
         front = nn.Conv2d(chain.shape[0], 4, 3, padding=chain.pick(1, "same", (2, 1)), padding_mode=mode)
-        function = chain.pick(nn.ReLU(), nn.Tanh(), nn.Hardtanh(), nn.SiLU(), nn.PReLU(4), nn.ReLU6(), nn.Softplus(), nn.Sigmoid())
+        function = chain.pick(
+            nn.ReLU(), nn.Tanh(), nn.Hardtanh(), nn.SiLU(), nn.PReLU(4), nn.ReLU6(), nn.Softplus(), nn.Sigmoid()
+        )
         chain.add(front, nn.BatchNorm2d(4), function, nn.MaxPool2d(2, 1, 1))
     width = chain.pick(*CHANNELS[:-1])
     first = {**chain.options(width), "padding_mode": mode, "weights": chain.pick("real", "binary")}
@@ -213,7 +220,9 @@ def residual(draw: st.DrawFn) -> tuple[fg.Sequential, Tensor]:
         padding_value = chain.pick(0, 1, -1)
         chain.add(fg.ResidualConv2d(now, width, chain.pick(1, 3), stride, padding_value=padding_value, **options))
         if draw(st.booleans()):
-            chain.add(chain.pick(nn.PReLU(), nn.PReLU(width), nn.MaxPool2d(3, 1, 1), nn.Conv2d(width, width, 1), nn.AvgPool2d(1)))
+            chain.add(
+                chain.pick(nn.PReLU(), nn.PReLU(width), nn.MaxPool2d(3, 1, 1), nn.Conv2d(width, width, 1), nn.AvgPool2d(1))
+            )
     now = chain.shape[0]
     if draw(st.booleans()):
         chain.add(fg.Sign(chain.pick(*NOISES), chain.norm(now)))

@@ -43,14 +43,11 @@ class Evaluation:
         if self.sample is None:
             positive = a >= 0
         else:
-            p = chances(sign.noise, a, sign.noise_scale)
-            positive = np.empty(a.shape, bool)
-            for number, (chance, drawn) in enumerate(zip(p, positive, strict=True)):
-                # Units are numbered with their channel last.
-                last = np.moveaxis(chance, 0, -1)
-                place = {"layer": layer, "example": self.first + number, "sample": self.sample}
-                word = words(chance.size, seed=self.seed, **place).reshape(last.shape)
-                np.moveaxis(drawn, 0, -1)[...] = word < last
+            # Units are numbered with their channel last.
+            p = np.moveaxis(chances(sign.noise, a, sign.noise_scale), 1, -1)
+            examples = self.first + np.arange(len(a))
+            word = words(p[0].size, seed=self.seed, layer=layer, example=examples, sample=self.sample)
+            positive = np.moveaxis(word.reshape(p.shape) < p, -1, 1)
         states = np.where(positive, 1.0, -1.0)
         if self.watch is not None:
             self.watch(states)
