@@ -38,7 +38,14 @@ from flipgrad.max_pooling import MaxPool2d
 from flipgrad.network import Member, Sequential
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 from flipgrad.norms import ScaleShift
-from flipgrad.objectives import CrossEntropy, LogisticLoss, SoftCrossEntropy, SquaredError
+from flipgrad.objectives import (
+    BernoulliLikelihood,
+    CrossEntropy,
+    GaussianLikelihood,
+    LogisticLoss,
+    SoftCrossEntropy,
+    SquaredError,
+)
 from flipgrad.residual import Residual, ResidualConv2d, ResidualLinear, Sign
 from flipgrad.steps import Concat
 from flipgrad.summary import LayerSummary, Summary, summary
@@ -55,7 +62,7 @@ __all__ = [  # noqa: RUF022
     # noise
     "Laplace", "Logistic", "Noise", "Normal", "Uniform",
     # objectives
-    "CrossEntropy", "LogisticLoss", "SoftCrossEntropy", "SquaredError",
+    "BernoulliLikelihood", "CrossEntropy", "GaussianLikelihood", "LogisticLoss", "SoftCrossEntropy", "SquaredError",
     # estimators
     "ARMS", "BitFlip", "DoubleCV", "REBAR", "RELAX",
     "LEG", "REINFORCE", "DisARM", "MuProp",

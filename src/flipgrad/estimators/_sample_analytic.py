@@ -63,7 +63,7 @@ class SampleAnalytic(LocalEstimator):
         if net.ends_in_stream:
             self._check_stream_head()
             return stream_losses(net, last, states, objective, self.tolerance, flip=self.flip_head)
-        return head_losses(net, last, states, objective, self.head_gradient, flip=self.flip_head)
+        return head_losses(net, last, states, objective, self.head_gradient, flip=self.flip_head, tolerance=self.tolerance)
 
     @final
     def states(self, call: LayerCall) -> Tensor:
