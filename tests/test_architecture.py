@@ -29,7 +29,7 @@ LAYERS = [
     ["residual"],
     ["steps"],
     ["network", "graph"],
-    ["exact", "bounds", "summary"],
+    ["bounds", "exact", "latent", "summary"],
     ["estimators"],
     ["data", "training", "plots", "gradeval", "zoo"],
     ["benchmarks"],

@@ -33,6 +33,7 @@ from flipgrad.estimators import (
     Variables,
 )
 from flipgrad.graph import Graph
+from flipgrad.latent import Variational
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear, use
 from flipgrad.max_pooling import MaxPool2d
 from flipgrad.network import Member, Sequential
@@ -56,7 +57,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [  # noqa: RUF022
     # networks
     "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "Graph", "MaxPool2d", "Member", "ScaleShift", "Sequential", "use",
-    "Residual", "ResidualConv2d", "ResidualLinear", "Sign",
+    "Residual", "ResidualConv2d", "ResidualLinear", "Sign", "Variational",
     # what it costs
     "LayerSummary", "Summary", "summary",
     # noise

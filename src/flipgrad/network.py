@@ -69,7 +69,7 @@ class BinaryNetwork(nn.Module, ABC):
         if estimator is not None:
             check_estimator(estimator)
         net = self.network()
-        draw = _source(net, generator or net.binary_layers[0].generator, noise, weight_noise)
+        draw = noise_source(net, generator or net.binary_layers[0].generator, noise, weight_noise)
         if antithetic:
             if noise is not None or len(x) % 2:
                 raise InputError("antithetic=True draws noise for pairs: give an even batch, and no noise")
@@ -298,8 +298,11 @@ def _weight_noises(layers: Sequence[BinaryLayer]) -> list[Noise]:
     return [layer.weight_noise for layer in layers if layer.weight_noise is not None]
 
 
-def _source(
-    net: Network, generator: Generator | None, noise: Sequence[Tensor] | None, weight_noise: Sequence[Tensor] | None
+def noise_source(
+    net: Network,
+    generator: Generator | None,
+    noise: Sequence[Tensor] | None,
+    weight_noise: Sequence[Tensor] | None = None,
 ) -> Draw:
     """New noise, and what is handed in of it, of units and of weights."""
     layers = net.binary_layers

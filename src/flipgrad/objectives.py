@@ -82,6 +82,10 @@ class AdditiveObjective(_BatchObjective):
         With the relative L2 error ``tolerance``, 0 for none.
         """
 
+    def means(self, outputs: Tensor) -> Tensor:
+        """The means of what has this likelihood, given the outputs; by default these."""
+        return outputs
+
     def averaged_losses(
         self, x: Tensor, outputs: Tensor, opposite: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor | None:
@@ -117,6 +121,9 @@ class BernoulliLikelihood(AdditiveObjective):
 
     def discrete_derivative(self, x: Tensor, outputs: Tensor, weight: Tensor, tolerance: float) -> Tensor:
         return heads.bernoulli(x, outputs, self.targets, weight, tolerance=tolerance)
+
+    def means(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
 
 
 @final
