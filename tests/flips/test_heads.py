@@ -42,7 +42,7 @@ def test_the_derivative_is_that_of_flips(name, scale):
     torch.testing.assert_close(found, by_definition(objective, x, outputs, weight), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize(("scale", "expanded"), [(0.01, True), (0.02, True), (0.08, False), (0.5, False)])
+@pytest.mark.parametrize(("scale", "expanded"), [(0.01, True), (0.03, True), (0.05, True), (0.25, False), (0.5, False)])
 @pytest.mark.parametrize("name", ["bits", "probabilities"])
 def test_the_tolerance_holds_by_either_way(name, scale, expanded):
     x, _, _, t = problem(20, 128, 512, 1.0, torch.float32)
@@ -115,8 +115,8 @@ def test_nothing_is_as_large_as_outputs_times_flips():
 @pytest.mark.parametrize(
     ("weight", "tolerance", "told"),
     [
-        (torch.full((784, 200), 0.01), 1e-3, "expansion: two ordinary products where the data show"),
-        (torch.full((784, 200), 0.5), 1e-3, "weights up to 0.5 are too large for an expansion in them"),
+        (torch.full((784, 200), 0.01), 1e-3, "expansion: two or three ordinary products where the data show"),
+        (torch.full((784, 200), 0.6), 1e-3, "weights up to 0.6 are too large for an expansion in them"),
         (torch.full((7, 2), 0.01), 1e-3, "too small for an expansion to pay"),
         (torch.full((784, 200), 0.01), 0.0, "exact was asked for"),
     ],

@@ -9,16 +9,17 @@ so that no tensor of all outputs at all flips is needed. A square is exact at th
 likelihood with the targets t in [0, 1], :math:`\phi = \log(1 + e^b) - tb`, it is the log ratio of logistic noise
 (:func:`flipgrad.flips.log_ratio`); or, where weights are small, as when training begins, the first orders of W:
 
-.. math:: D_i f \approx \sum_j W_{ji} (F(b_j) - t_j) - x_i \sum_j W_{ji}^2 F'(b_j),
+.. math:: D_i f \approx \sum_j \Big[W_{ji} (F(b_j) - t_j) + \tfrac23 W_{ji}^3 F''(b_j)\Big]
+    - x_i \sum_j W_{ji}^2 F'(b_j),
 
-two ordinary products. What they leave out is, to the next orders and with :math:`w` the largest weight,
-
-.. math:: \tfrac23 \sum_j W_{ji}^3 F''(b_j), \qquad
-    \tfrac13 \sum_j W_{ji}^4 |F'''(b_j)| \le \tfrac13 w^2 \sum_j W_{ji}^2 |F'''(b_j)|;
-
-the terms of the first have the signs of weights, and are taken to add up as their squares do. If that is within the tolerance,
-relative to the root mean square of the result, the result is given; else the log ratio.
+two ordinary products, or three. What is left out, to the next orders, is known from moments of the weights and of
+the derivatives: terms of odd orders have the signs of weights, and are taken to add up as their squares do. If that is within
+the tolerance, relative to the root mean square of the result, the result is given; else the log ratio.
 """
+
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,9 +34,11 @@ from flipgrad.noise import Logistic, sign
 # With fewer terms the log ratio costs less than to find out whether the expansion will do.
 LEAST_EXPANDED_TERMS = 2**20
 # With larger weights it never does, whatever the data.
-LARGEST_EXPANDED_WEIGHT = 0.25
-# Examples whose derivatives tell how far it reaches.
-EXAMPLES_READ = 8
+LARGEST_EXPANDED_WEIGHT = 0.5
+# Outputs whose weights, and examples whose derivatives, tell how far it reaches.
+OUTPUTS_READ, EXAMPLES_READ = 128, 8
+# The error is taken to be this much larger than what is left out: derivatives and weights are not independent.
+MARGIN = 1.5
 LOGISTIC = Logistic()
 
 
@@ -65,23 +68,68 @@ def bernoulli(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, *, tol
 
 
 def _expanded(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, tolerance: float) -> Tensor | None:
-    """The first orders of the weights; None if they are not within the tolerance."""
+    """The first orders of the weights, two or three; None if they are not within the tolerance."""
     squares = weight * weight
     largest = float(squares.amax()) if weight.numel() else 0.0
     if not largest <= LARGEST_EXPANDED_WEIGHT**2:
         return None
     p = torch.sigmoid(logits)
     slopes = torch.addcmul(p, p, p, value=-1)
-    result = torch.addcmul((p - targets) @ weight, x, slopes @ squares, value=-1)
-    outputs, (examples, units) = weight.shape[0], x.shape
-    # The mean over units of the sum of squares; of some examples, of the second derivative of F the root mean square, and of
-    # the third, F' (1 - 6F'), the mean size.
-    norm = float(squares.mean()) * outputs
-    some, at = slopes[:EXAMPLES_READ], p[:EXAMPLES_READ]
-    bends = float(torch.addcmul(some, some, at, value=-2).square().mean()) ** 0.5
-    third = float(torch.addcmul(some, some, some, value=-6).abs().mean())
-    left_out = 2 / 3 * bends * largest * norm**0.5 + third * largest * norm / 3
-    return result if left_out <= tolerance * float(result.norm()) / (examples * units) ** 0.5 else None
+    moments = _Moments.of(squares, p, slopes)
+    even, odd = moments.left_out_even(), 4 / 15 * moments.bend * largest * moments.sixth**0.5
+    errors = p - targets
+    # The result is about as large as its first order; where that is far too small, no product is begun.
+    expected = float(errors[:EXAMPLES_READ].square().mean() * moments.second) ** 0.5
+    if even + odd > 2 * tolerance * expected:
+        return None
+    result = torch.addcmul(errors @ weight, x, slopes @ squares, value=-1)
+    allowed = tolerance / MARGIN * float(result.norm()) / result.numel() ** 0.5 - even
+    if 2 / 3 * moments.bend * moments.sixth**0.5 <= allowed:
+        return result
+    # The fourth derivative is at most twice the second.
+    if odd > allowed:
+        return None
+    bends = torch.addcmul(slopes, slopes, p, value=-2)
+    return result.add_(bends @ (weight * squares), alpha=2 / 3)
+
+
+class _Moments(NamedTuple):
+    """Of the weights of a unit, on average, and of derivatives of F at some examples.
+
+    Attributes:
+        second: the sum of squares.
+        fourth: the sum of fourth powers, of which it is the root mean square over units.
+        sixth: the sum of sixth powers.
+        slope: the mean of F'.
+        bend: the root mean square of the second derivative.
+        third: the mean size of the third derivative, F' (1 - 6F').
+    """
+
+    second: float
+    fourth: float
+    sixth: float
+    slope: float
+    bend: float
+    third: float
+
+    @staticmethod
+    def of(squares: Tensor, p: Tensor, slopes: Tensor) -> _Moments:
+        """From squares of the weights [K, n], and F and F' at all outputs; of some outputs and examples."""
+        every = max(1, len(squares) // OUTPUTS_READ)
+        share = len(squares[::every]) / max(1, len(squares))
+        squares = squares[::every]
+        fourth = squares * squares
+        sixth = float((squares * fourth).sum()) / share / squares.shape[1]
+        p, q = p[:EXAMPLES_READ], slopes[:EXAMPLES_READ]
+        bend = float(torch.addcmul(q, q, p, value=-2).square().mean()) ** 0.5
+        third = float(torch.addcmul(q, q, q, value=-6).abs().mean())
+        high = float(fourth.sum(0).square().mean()) ** 0.5 / share
+        second = float(squares.sum()) / share / squares.shape[1]
+        return _Moments(second, high, sixth, float(q.mean()), bend, third)
+
+    def left_out_even(self) -> float:
+        """What is left out of even orders."""
+        return self.third * self.fourth / 3 + 2 / 45 * self.slope * self.sixth
 
 
 def quadratic(x: Tensor, residuals: Tensor, weight: Tensor) -> Tensor:
@@ -116,7 +164,7 @@ def averaged_quadratic(
 def explain(weight: Tensor, *, examples: int = 50, tolerance: float = 1e-3) -> str:
     """How flips of a linear head with this ``weight`` [K, n] and a Bernoulli likelihood are computed, and why.
 
-    >>> explain(torch.full((784, 200), 0.5)).split(":")[0]
+    >>> explain(torch.full((784, 200), 0.6)).split(":")[0]
     'native'
     """
     if weight.dim() != 2:
@@ -130,4 +178,4 @@ def explain(weight: Tensor, *, examples: int = 50, tolerance: float = 1e-3) -> s
         return f"{otherwise}; too small for an expansion to pay"
     if not largest <= LARGEST_EXPANDED_WEIGHT:
         return f"{otherwise}; weights up to {largest:.2g} are too large for an expansion in them"
-    return f"expansion: two ordinary products where the data show that they are within {tolerance:g}; else {otherwise}"
+    return f"expansion: two or three ordinary products where the data show that they are within {tolerance:g}; else {otherwise}"

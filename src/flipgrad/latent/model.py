@@ -11,10 +11,10 @@ from torch import Generator, Tensor, nn
 from flipgrad.bounds import multi_sample_bound
 from flipgrad.contract import Batch, Estimator, LayerCall, Network, check_estimator
 from flipgrad.errors import InputError
-from flipgrad.guards import estimate, keeping_buffers, refuse_scripting
+from flipgrad.guards import estimate, keeping_buffers
 from flipgrad.latent.costs import Elbo, ElboHead, Entropy, Stage
-from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear
-from flipgrad.network import noise_source
+from flipgrad.layers import BinaryConv2d, BinaryLinear
+from flipgrad.network import StochasticModel, layers_by_number, noise_source
 from flipgrad.noise import Logistic, sign
 from flipgrad.objectives import AdditiveObjective, BernoulliLikelihood
 from flipgrad.sampling import Draw, fresh
@@ -26,7 +26,7 @@ LOGISTIC = Logistic()
 
 
 @final
-class Variational(nn.Module):
+class Variational(StochasticModel):
     r"""A model with layers of binary latents, trained by the evidence lower bound (ELBO) with any estimator.
 
     Recognition, the encoder, draws :math:`z^1 \sim q(\cdot | x)`, :math:`z^2 \sim q(\cdot | z^1)`, ...; the model generates
@@ -59,8 +59,6 @@ class Variational(nn.Module):
     (torch.Size([10]), torch.Size([3, 784]), torch.Size([10, 784]))
     """
 
-    __prepare_scriptable__ = refuse_scripting
-
     def __init__(
         self,
         encoder: Sequence[nn.Module],
@@ -87,10 +85,10 @@ class Variational(nn.Module):
             raise InputError(f"Variational(prior=...): give logits [units], one for each; got shape {list(self.prior.shape)}")
         self.network()
 
-    @property
-    def binary_layers(self) -> list[BinaryLayer]:
-        """The layers that draw the latents, in order."""
-        return self.network().binary_layers
+    def parts(self) -> tuple[dict[str, nn.Module], str]:
+        decoder = {f"decoder {k}": module for k, module in enumerate(self.decoder, 1)}
+        prior = {"prior": nn.ParameterList([self.prior])} if isinstance(self.prior, nn.Parameter) else {}
+        return {**layers_by_number(self), **decoder, **prior}, "front"
 
     def network(self, entropy: Entropy | None = None) -> Network:
         """What estimators evaluate. Made anew from the modules each time, so that replacing one is safe."""
