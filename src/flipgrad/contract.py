@@ -357,8 +357,8 @@ class CostHead(nn.Module, ABC):
         """
 
 
-# Gives the losses of a network's head behind the states of a layer, with an objective.
-OfDecoder = Callable[[Network, LayerCall, Tensor, Objective], Tensor]
+# Gives the losses of a network's head behind the states of a layer, with an objective and a tolerance.
+OfDecoder = Callable[[Network, LayerCall, Tensor, Objective, float], Tensor]
 
 
 def no_weight_rule(who: str) -> InputError:

@@ -115,7 +115,7 @@ def test_nothing_is_as_large_as_outputs_times_flips():
 @pytest.mark.parametrize(
     ("weight", "tolerance", "told"),
     [
-        (torch.full((784, 200), 0.01), 1e-3, "expansion: two or three ordinary products where the data show"),
+        (torch.full((784, 200), 0.01), 1e-3, "expansion: two or four ordinary products where the data show"),
         (torch.full((784, 200), 0.6), 1e-3, "weights up to 0.6 are too large for an expansion in them"),
         (torch.full((7, 2), 0.01), 1e-3, "too small for an expansion to pay"),
         (torch.full((784, 200), 0.01), 0.0, "exact was asked for"),

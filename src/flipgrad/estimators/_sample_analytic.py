@@ -82,11 +82,11 @@ class SampleAnalytic(LocalEstimator):
             return stream_losses(net, last, states, objective, self.tolerance, flip=self.flip_head)
         return head_losses(net, last, states, objective, self.head_gradient, flip=self.flip_head, tolerance=self.tolerance)
 
-    def _of_decoder(self, net: Network, call: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+    def _of_decoder(self, net: Network, call: LayerCall, states: Tensor, objective: Objective, tolerance: float) -> Tensor:
         """The losses of what generates the data, behind the flattened ``states`` of the layer of a ``call``."""
         known = call.distribution is not None and call.distribution.a.shape == states.shape
         gradient = self.head_gradient if known else "sampled"
-        return head_losses(net, call, states, objective, gradient, flip=self.flip_head, tolerance=self.tolerance)
+        return head_losses(net, call, states, objective, gradient, flip=self.flip_head, tolerance=tolerance)
 
     @final
     def states(self, call: LayerCall) -> Tensor:

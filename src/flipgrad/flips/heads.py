@@ -10,9 +10,9 @@ likelihood with the targets t in [0, 1], :math:`\phi = \log(1 + e^b) - tb`, it i
 (:func:`flipgrad.flips.log_ratio`); or, where weights are small, as when training begins, the first orders of W:
 
 .. math:: D_i f \approx \sum_j \Big[W_{ji} (F(b_j) - t_j) + \tfrac23 W_{ji}^3 F''(b_j)\Big]
-    - x_i \sum_j W_{ji}^2 F'(b_j),
+    - x_i \sum_j \Big[W_{ji}^2 F'(b_j) + \tfrac13 W_{ji}^4 F'''(b_j)\Big],
 
-two ordinary products, or three. What is left out, to the next orders, is known from moments of the weights and of
+two ordinary products, or four. What is left out, to the next orders, is known from moments of the weights and of
 the derivatives: terms of odd orders have the signs of weights, and are taken to add up as their squares do. If that is within
 the tolerance, relative to the root mean square of the result, the result is given; else the log ratio.
 """
@@ -68,29 +68,28 @@ def bernoulli(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, *, tol
 
 
 def _expanded(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, tolerance: float) -> Tensor | None:
-    """The first orders of the weights, two or three; None if they are not within the tolerance."""
+    """The first orders of the weights, two or four; None if they are not within the tolerance."""
     squares = weight * weight
     largest = float(squares.amax()) if weight.numel() else 0.0
     if not largest <= LARGEST_EXPANDED_WEIGHT**2:
         return None
     p = torch.sigmoid(logits)
     slopes = torch.addcmul(p, p, p, value=-1)
-    moments = _Moments.of(squares, p, slopes)
-    even, odd = moments.left_out_even(), 4 / 15 * moments.bend * largest * moments.sixth**0.5
-    errors = p - targets
+    moments, errors = _Moments.of(squares, p, slopes), p - targets
     # The result is about as large as its first order; where that is far too small, no product is begun.
     expected = float(errors[:EXAMPLES_READ].square().mean() * moments.second) ** 0.5
-    if even + odd > 2 * tolerance * expected:
+    if moments.beyond_fourth(largest) > 2 * tolerance * expected:
         return None
     result = torch.addcmul(errors @ weight, x, slopes @ squares, value=-1)
-    allowed = tolerance / MARGIN * float(result.norm()) / result.numel() ** 0.5 - even
-    if 2 / 3 * moments.bend * moments.sixth**0.5 <= allowed:
+    allowed = tolerance / MARGIN * float(result.norm()) / max(1, result.numel()) ** 0.5
+    if moments.beyond_second() <= allowed:
         return result
-    # The fourth derivative is at most twice the second.
-    if odd > allowed:
+    if moments.beyond_fourth(largest) > allowed:
         return None
     bends = torch.addcmul(slopes, slopes, p, value=-2)
-    return result.add_(bends @ (weight * squares), alpha=2 / 3)
+    result.add_(bends @ (weight * squares), alpha=2 / 3)
+    thirds = torch.addcmul(slopes, slopes, slopes, value=-6)
+    return result.addcmul_(x, thirds @ (squares * squares), value=-1 / 3)
 
 
 class _Moments(NamedTuple):
@@ -127,9 +126,16 @@ class _Moments(NamedTuple):
         second = float(squares.sum()) / share / squares.shape[1]
         return _Moments(second, high, sixth, float(q.mean()), bend, third)
 
-    def left_out_even(self) -> float:
-        """What is left out of even orders."""
-        return self.third * self.fourth / 3 + 2 / 45 * self.slope * self.sixth
+    def beyond_second(self) -> float:
+        """What the third and the fourth order come to."""
+        return float(2 / 3 * self.bend * self.sixth**0.5 + self.third * self.fourth / 3)
+
+    def beyond_fourth(self, largest: float) -> float:
+        """What the fifth and the sixth order come to at most, with this ``largest`` square of a weight.
+
+        The fourth derivative of F is at most twice the second, and the fifth at most the first.
+        """
+        return float(4 / 15 * self.bend * largest * self.sixth**0.5 + 2 / 45 * self.slope * self.sixth)
 
 
 def quadratic(x: Tensor, residuals: Tensor, weight: Tensor) -> Tensor:
@@ -178,4 +184,4 @@ def explain(weight: Tensor, *, examples: int = 50, tolerance: float = 1e-3) -> s
         return f"{otherwise}; too small for an expansion to pay"
     if not largest <= LARGEST_EXPANDED_WEIGHT:
         return f"{otherwise}; weights up to {largest:.2g} are too large for an expansion in them"
-    return f"expansion: two or three ordinary products where the data show that they are within {tolerance:g}; else {otherwise}"
+    return f"expansion: two or four ordinary products where the data show that they are within {tolerance:g}; else {otherwise}"

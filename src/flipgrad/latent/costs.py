@@ -32,6 +32,9 @@ from flipgrad.steps import Apply, Sample
 
 Entropy = Literal["analytic", "sampled"]
 
+# What costs are worth to a unit nearly cancels as training goes on: errors of sums over flips are to be this much smaller.
+TOLERANCE_SHARE = 0.1
+
 
 @final
 @dataclass(frozen=True)
@@ -152,10 +155,11 @@ class ElboHead(CostHead):
         tolerance: float,
     ) -> Tensor:
         z = self.split(states)
+        tolerance = TOLERANCE_SHARE * tolerance
         first = self.decoder[0]
         flat = first if isinstance(first, nn.Linear) else nn.Sequential(first, nn.Flatten())
         alone = Network((), (self.stages[0].sample,), (), flat)
-        losses = of_decoder(alone, calls[0], z[0], objective.likelihood) + self._of_data(calls[0], z[0])
+        losses = of_decoder(alone, calls[0], z[0], objective.likelihood, tolerance) + self._of_data(calls[0], z[0])
         for k in range(1, len(z)):
             losses = losses + self._generated(k, z[k - 1], z[k], flips, tolerance)
             losses = losses + self._recognised(k, calls[k], z[k], flips, tolerance)
