@@ -326,7 +326,8 @@ class StepRun {
         for (int64_t c = 0; c < channels; ++c) out[c] = a[c] >= 0 ? a[c] : a[c] * scale[c];
         return;
       case kPackedRelu:
-        for (int64_t c = 0; c < channels; ++c) out[c] = a[c] > 0 ? a[c] : 0;
+        // What is not a number stays so, here and in the maximum.
+        for (int64_t c = 0; c < channels; ++c) out[c] = a[c] < 0 ? 0 : a[c];
         return;
       default: std::copy(a, a + step_.in_channels, out + step_.first);
     }
@@ -371,7 +372,7 @@ class StepRun {
       for (int32_t r = step_.list_runs[list]; r < step_.list_runs[list + 1]; ++r) {
         const double* from = in + step_.bases[p] + step_.runs[r].input;
         if (maximum)
-          for (int64_t c = 0; c < channels; ++c) to[c] = std::max(to[c], from[c]);
+          for (int64_t c = 0; c < channels; ++c) to[c] = from[c] <= to[c] ? to[c] : from[c];
         else
           for (int64_t c = 0; c < channels; ++c) to[c] += from[c];
       }
@@ -434,22 +435,17 @@ class StepRun {
   }
 };
 
-// The memory of a thread, or of a team: slots for some items, one after the other.
+// The memory of a thread, or of a team: slots for some items.
 struct Slots {
-  Buffer<char> memory;
+  std::vector<Buffer<char>> memory;
   std::vector<char*> first;
 
   void allocate(const PackedProgram& program, int64_t examples, int64_t samples) {
-    constexpr int64_t kLine = 64;
-    std::vector<int64_t> offsets(program.slots);
-    int64_t bytes = 0;
+    memory = std::vector<Buffer<char>>(program.slots);
     for (int64_t slot = 0; slot < program.slots; ++slot) {
-      offsets[slot] = bytes;
-      const int64_t items = program.slot_shared[slot] ? examples : examples * samples;
-      bytes += (items * program.slot_bytes[slot] + kLine - 1) / kLine * kLine;
+      memory[slot].allocate(program.slot_bytes[slot] * (program.slot_shared[slot] ? examples : examples * samples));
+      first.push_back(memory[slot].data());
     }
-    memory.allocate(bytes);
-    for (int64_t offset : offsets) first.push_back(memory.data() + offset);
   }
 };
 

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from flipgrad import machine
 from flipgrad.native.loading import PORTABLE, load
-from flipgrad.packed import lowering
-from flipgrad.packed.lowering import CannotLower, Program
+from flipgrad.packed import lowering, plain
+from flipgrad.packed.lowering import NoStepsError, Program
 from flipgrad.packed.parts import Array, Part, Shape
 
 # The fields of the structures in csrc/packed.h, in their order; those of PackedStep with the dtypes of arrays.
 _NUMBERS = (
-    "kind source second target positions in_channels out_channels filter inputs result sign table_stride table_shift first "
-    "function tile"
-).split()
+    "kind source second target positions in_channels out_channels filter inputs result sign table_stride table_shift "
+    "first function tile"
+)
 _ARRAYS = {
     **dict.fromkeys(("bases", "lists", "list_runs", "list_inputs", "runs"), np.int32),
     **dict.fromkeys(("weights", "masks"), None),
@@ -35,7 +35,7 @@ _ARRAYS = {
 
 class _Step(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in _NUMBERS),
+        *((name, ctypes.c_int64) for name in _NUMBERS.split()),
         ("factor", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
         ("margin", ctypes.c_double),
@@ -72,13 +72,10 @@ _library, _reason = load(["flipgrad_packed_run", "flipgrad_packed_words", "flipg
 
 
 def lower(program: Sequence[Part], inputs: Shape) -> tuple[Lowered | None, str]:
-    """The network as the compiled library runs it, or None and why it cannot."""
+    """The network as the compiled library runs it, or None and why there is none."""
     if _library is None:
         return None, _reason
-    try:
-        return Lowered(program, inputs), ""
-    except CannotLower as error:
-        return None, f"the compiled engine cannot run it: {error}"
+    return Lowered(program, inputs), ""
 
 
 def best_instructions() -> str:
@@ -102,24 +99,31 @@ def random_words(units: int, *, seed: int, layer: int, example: int, sample: int
 class Lowered:
     """A network as the compiled library runs it: steps for the deterministic one, and others for draws, made when needed.
 
+    What there are no steps for is evaluated in numpy; ``reason`` then says why.
+
     Attributes:
         threads: how many to use; None: as many as torch does if that is loaded, else all cores.
         instructions: one of ``INSTRUCTIONS``.
+        reason: an empty string, or why it is evaluated in numpy.
     """
 
     def __init__(self, program: Sequence[Part], inputs: Shape) -> None:
         self.threads: int | None = None
         self.instructions = "portable" if PORTABLE else "best"
+        self.reason = ""
         self._parts, self._inputs = tuple(program), tuple(inputs)
         self._cache: dict[Any, Any] = {}
-        self._prepared: dict[bool, _Prepared] = {}
-        # What cannot be lowered is told now.
-        self._prepare(False)
+        self._prepared: dict[bool, _Prepared | None] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What it has prepared holds addresses.
+        return Lowered, (self._parts, self._inputs)
 
     def run(self, x: NDArray[np.float64], samples: int | None, seed: int, first: int) -> NDArray[np.float32]:
         """The outputs [samples or 1, B, ...] of inputs [B, ...], of which the first example has the number ``first``."""
-        assert _library is not None
         prepared = self._prepare(samples is not None)
+        if prepared is None or _library is None:
+            return plain.outputs(self._parts, x, samples, seed, first)
         x = np.ascontiguousarray(x, np.float64)
         found = np.empty((samples or 1, len(x), *prepared.outputs), np.float32)
         threads = _threads() if self.threads is None else self.threads
@@ -129,10 +133,13 @@ class Lowered:
             raise MemoryError("no memory for the values of a packed network; give fewer examples at once")
         return found
 
-    def _prepare(self, stochastic: bool) -> _Prepared:
+    def _prepare(self, stochastic: bool) -> _Prepared | None:
         if stochastic not in self._prepared:
-            program = lowering.program(self._parts, self._inputs, stochastic=stochastic, cache=self._cache)
-            self._prepared[stochastic] = _Prepared(program, math.prod(self._inputs))
+            try:
+                program = lowering.program(self._parts, self._inputs, stochastic=stochastic, cache=self._cache)
+                self._prepared[stochastic] = _Prepared(program, math.prod(self._inputs))
+            except NoStepsError as error:
+                self._prepared[stochastic], self.reason = None, str(error)
         return self._prepared[stochastic]
 
 

@@ -8,7 +8,7 @@ weights. Sums, the affine function behind them and its sign are one step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
@@ -19,23 +19,48 @@ from flipgrad.packed import layout, parts, tables
 from flipgrad.packed.layout import Axis, Filters, Meetings, Windows, per_channel, words_of
 from flipgrad.packed.parts import Array, Part, Shape, Value
 
+# The steps of csrc/packed.h, by their numbers.
 KINDS = (
-    "input sums convolution any maximum average affine prelu relu sign probability draw gather gather_bits insert insert_bits "
-    "add to_real output places places_bits scatter scatter_bits activation"
-).split()
+    "input",
+    "sums",
+    "convolution",
+    "any",
+    "maximum",
+    "average",
+    "affine",
+    "prelu",
+    "relu",
+    "sign",
+    "probability",
+    "draw",
+    "gather",
+    "gather_bits",
+    "insert",
+    "insert_bits",
+    "add",
+    "to_real",
+    "output",
+    "places",
+    "places_bits",
+    "scatter",
+    "scatter_bits",
+    "activation",
+)
 THRESHOLD, DRAWN, REAL = 0, 1, 2
 FUNCTIONS = ("hardtanh", "tanh", "sigmoid", "silu", "elu", "softplus")
 # Bytes that the table of a layer may have; larger ones are computed as real numbers.
 LARGEST_TABLE = 2**26
 # Sums are 32-bit integers, and so are twice their numbers.
 LARGEST_SUM = 2**29
+# Rows or columns of an image.
+LONGEST_SIDE = 2**14
 # What the compiled approximation of a logistic probability may be wrong by, three times over: see `drawn` in
 # csrc/packed_kernels.inc.
 MARGIN = 2.0**-12
 
 
-class CannotLower(Exception):
-    """Why the compiled engine cannot run a network."""
+class NoStepsError(Exception):
+    """Why the compiled engine has no steps for a network."""
 
 
 @final
@@ -99,14 +124,26 @@ def program(chain: Sequence[Part], inputs: Shape, *, stochastic: bool, cache: di
     """The steps of a network, deterministic or drawn; both share what is in the ``cache``.
 
     Raises:
-        CannotLower: with what the engine lacks.
+        NoStepsError: with what the engine lacks.
     """
+    if any(side > LONGEST_SIDE for value in _values(chain, Value(inputs)) for side in value.shape[1:]):
+        raise NoStepsError(f"it has images of more than {LONGEST_SIDE:,} rows or columns")
     lowering = _Lowering(stochastic, cache)
     first = lowering.new("input", -1, inputs, "reals")
     value, held = lowering.chain(chain, Value(inputs), first)
     held = lowering.reals(held)
     lowering.steps.append(Step("output", held.number, numbers=_sizes(held.shape)))
     return Program(lowering.steps, lowering.value_bytes, value.shape)
+
+
+def _values(chain: Sequence[Part], value: Value) -> Iterator[Value]:
+    """All values on the way through a chain and the chains in it."""
+    yield value
+    for part in chain:
+        for inner in part.chains():
+            yield from _values(inner, value)
+        value = part.result(value)
+        yield value
 
 
 def _sizes(shape: Shape) -> dict[str, int]:
@@ -169,7 +206,7 @@ class _Lowering:
         scale, shift = affine or (np.ones(outputs), np.zeros(outputs))
         taken = 1 + (affine is not None)
         signed = len(rest) >= taken and isinstance(rest[taken - 1], parts.Sign) and not self.stochastic
-        fields = {"bias": per_channel(np.zeros(outputs) if bias is None else bias, np.float64)}
+        fields: dict[str, Any] = {"bias": per_channel(np.zeros(outputs) if bias is None else bias, np.float64)}
         fields |= {"scale": per_channel(scale, np.float64), "shift": per_channel(shift, np.float64)}
         held = self.reals(held) if held.form == "bits" or held.axes is not None else held
         image, kernel, geometry = self.geometry(first, weights, held)
@@ -179,7 +216,13 @@ class _Lowering:
         result = THRESHOLD if signed else REAL
         self.signs += signed
         made = self.new(
-            "convolution", image.number, shape, "bits" if signed else "reals", result=result, **_filter(filters, found), **fields
+            "convolution",
+            image.number,
+            shape,
+            "bits" if signed else "reals",
+            result=result,
+            **_filter(filters, found),
+            **fields,
         )
         return taken + signed, made
 
@@ -212,7 +255,11 @@ class _Lowering:
         found = self.windows(image, kernel, geometry, filters, words_of(image.stored[0]))
         fields: dict[str, Any] = {**_filter(filters, found), "inputs": integers.bound}
         if not signed:
-            fields |= {"result": REAL, "scale": per_channel(scale * factor, np.float64), "shift": per_channel(shift, np.float64)}
+            fields |= {
+                "result": REAL,
+                "scale": per_channel(scale * factor, np.float64),
+                "shift": per_channel(shift, np.float64),
+            }
         elif self.stochastic:
             assert isinstance(sign, parts.Sign)
             fields |= self.table(sums, sign, (scale, shift, factor, falls), integers.bound, found)
@@ -238,7 +285,9 @@ class _Lowering:
         shown = np.ascontiguousarray(table[:, ::2] if even else table)
         fields |= {"table": shown, "table_stride": shown.shape[1]}
         if sign.noise == "logistic":
-            fields |= _logistic(table, np.where(falls, -scale, scale) * factor / sign.noise_scale, shift / sign.noise_scale, bound)
+            fields |= _logistic(
+                table, np.where(falls, -scale, scale) * factor / sign.noise_scale, shift / sign.noise_scale, bound
+            )
         return fields
 
     def geometry(
@@ -253,7 +302,7 @@ class _Lowering:
         mode = getattr(part, "padding_mode", "zeros")
         if any(part.padding) and (mode != "zeros" or part.padding_value):
             held = self.padded(held, part.padding, part.padding_value, mode)
-            part = replace(part, padding=(0, 0, 0, 0), padding_mode="zeros") if mode != "zeros" else replace(part, padding=(0,) * 4)
+            part = replace(part, padding=(0, 0, 0, 0))
         return held, weights, part
 
     def windows(
@@ -412,7 +461,7 @@ class _Lowering:
 
 def _checked(found: Windows | None) -> Windows:
     if found is None:
-        raise CannotLower(f"the windows of a layer have more than {layout.MOST_RUNS:,} pieces, as large padding makes them")
+        raise NoStepsError(f"the windows of a layer have more than {layout.MOST_RUNS:,} pieces, as large padding makes them")
     return found
 
 
@@ -437,7 +486,7 @@ def _elementwise(part: Part, channels: int) -> dict[str, Any]:
         weight = np.broadcast_to(part.weight.astype(np.float64), (channels,))
         return {"kind": "prelu", "scale": per_channel(weight, np.float64)}
     if not isinstance(part, parts.Activation):
-        raise CannotLower(f"it has no {part.name}")
+        raise NoStepsError(f"it has no {part.name}")
     if part.function == "relu":
         return {"kind": "relu"}
     if part.function == "leaky_relu":
