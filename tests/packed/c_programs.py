@@ -194,12 +194,14 @@ class Builder:
                 parts.PixelShuffle(f),
                 parts.PixelShuffle(f, True),
                 parts.ChannelShuffle(self.one_of(2, 3)),
-                parts.Pad((1, 0, 2, 1), self.one_of(0.0, 1.0, -1.0)),
                 parts.Repeat(self.one_of(2, 3)),
                 parts.Reshape((n,)),
                 parts.Reshape((n // 4, 2, 2) if n % 4 == 0 else (n,)),
             )
         ]
+
+    def pad(self, value: Value):
+        return [parts.Pad((1, 0, 2, 1), self.one_of(0.0, 1.0, -1.0))]
 
     def branches(self, value: Value):
         """Two chains of states, one after the other."""
@@ -231,11 +233,11 @@ def networks(draw: st.DrawFn, outputs: tuple[int, ...] = (1, 3, 10)) -> PackedNe
     """Random small networks with real layers in front, binary ones, and a head."""
     build = Builder(draw, draw(st.sampled_from([(7,), (1, 6, 5), (3, 5, 6), (34, 3, 3)])))
     front, value = build.chain(
-        build.value, ["convolution", "convolution", "activation", "norm", "prelu", "pool", "averages", "move"], 2
+        build.value, ["convolution", "convolution", "activation", "norm", "prelu", "pool", "averages", "move", "pad"], 2
     )
     first, value = build.chain(value, ["layer"], 1)
     body, value = build.chain(
-        value, ["layer", "layer", "pool", "move", "averages", "branches", "residual"], draw(st.integers(0, 4))
+        value, ["layer", "layer", "pool", "move", "pad", "averages", "branches", "residual"], draw(st.integers(0, 4))
     )
     flat = [parts.Reshape((value.size,))] if len(value.shape) > 1 else []
     k = build.one_of(*outputs)
