@@ -8,12 +8,14 @@ import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from c_programs import COMPILERS, Program, compile_strictly, needs_compiler, networks
 from hypothesis import given, settings
+from random_programs import binary_layer, real_weights
 
 import flipgrad as fg
 from flipgrad.data import digits, mnist
@@ -23,7 +25,6 @@ from flipgrad.packed.c_source import to_c
 from flipgrad.packed.network import probabilities
 from flipgrad.packed.parts import Value, after, walk
 from flipgrad.packed.tables import chances
-from random_programs import binary_layer, real_weights
 
 pytestmark = pytest.mark.xdist_group("c source")
 
@@ -85,8 +86,8 @@ def test_channels_that_fill_no_words(tmp_path):
     rng = np.random.default_rng(0)
     counts = (1000, 3, 63, 64, 65, 96, 192, 1, 31, 33)
     chain = [parts.Linear(real_weights(rng, 1000, 7)), parts.Sign("normal", 1.0)]
-    for before, after in zip(counts[:-1], counts[1:], strict=True):
-        chain += binary_layer(rng, after, (before,))
+    for fan_in, outputs in pairwise(counts):
+        chain += binary_layer(rng, outputs, (fan_in,))
     assert_equal_states(PackedNetwork([*chain, parts.Linear(real_weights(rng, 5, 33))], (7,)), tmp_path)
 
 
