@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from packed_nets import randomise
 from torch import nn
 
 import flipgrad as fg
 from flipgrad import files
 from flipgrad.packed import Facts, pack
-from packed_nets import randomise
 
 # What may stand in the place of a number, a word, a list, ...
 VALUES: list[Any] = [

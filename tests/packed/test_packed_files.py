@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import random
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors
 import torch
+from hostile_files import Attack, damaged, damaged_with_right_checksums, file_content, hostile, joined, network, split
 from torch import nn
 
 import flipgrad as fg
 from flipgrad.packed import Facts, PackedNetwork, archive, load, pack, parts
-from hostile_files import Attack, damaged, damaged_with_right_checksums, file_content, hostile, joined, network, split
 
 LONGEST_MESSAGE = 500
 # Bytes that reading a file may take for every byte of it, most of all as JSON, and besides.
@@ -51,25 +52,21 @@ def peak_of(work: object) -> int:
         tracemalloc.stop()
 
 
-def attack(content: bytes, path: Path, make: Attack, count: int, seed: int, *, measured: int = 1) -> int:
-    """Reads files, and evaluates what is read; returns how many were refused. Every so many one is measured."""
+def attack(content: bytes, path: Path, make: Attack, count: int, seed: int, *, measured: int) -> int:
+    """Reads files, and evaluates what is read; returns how many were refused. One in ``measured`` has its memory measured."""
     refused = 0
     for number in range(count):
         changed = make(content, random.Random(f"{seed}/{number}"))
-        found: list[PackedNetwork | None] = []
-        if number % measured:
-            found.append(read(path, changed))
-        else:
-            assert peak_of(lambda: found.append(read(path, changed))) < READING * len(changed) + BESIDES, number
-        net = found[0]
-        if net is None:
-            refused += 1
-            continue
-        x = np.ones((1, *net.inputs), np.float32)
-        limit = 8 * parts.GROWTH * (x.size + len(changed))
-        # Values of double precision: the input of a part, with padding, its result and one more; and weights.
-        assert number % measured or peak_of(lambda: evaluated(net, x)) < 4 * limit + 130 * len(changed) + BESIDES, number
-        evaluated(net, x)
+        net = read(path, changed)
+        refused += net is None
+        if number % measured == 0:
+            assert peak_of(partial(read, path, changed)) < READING * len(changed) + BESIDES, number
+        if net is not None:
+            x = np.ones((1, *net.inputs), np.float32)
+            evaluated(net, x)
+            # Values of double precision: the input of a part, with padding, its result and one more; and weights.
+            limit = 4 * 8 * parts.GROWTH * (x.size + len(changed)) + 130 * len(changed) + BESIDES
+            assert number % measured or peak_of(partial(evaluated, net, x)) < limit, number
     return refused
 
 
@@ -100,7 +97,7 @@ def program(*chain: dict[str, object], inputs: object = (1, 4, 4), arrays: dict[
     """A file of these parts, ended by a linear layer "w" of 2 outputs where they give one number."""
     arrays = {"w": np.ones((2, 1), np.float32), **(arrays or {})}
     entries, facts, data = split(archive.to_bytes(arrays, {}))
-    facts = {field: None for field in Facts.__dataclass_fields__} | {"made_by": ""}
+    facts = dict.fromkeys(Facts.__dataclass_fields__) | {"made_by": ""}
     end = [{"part": "linear", "weight": "w", "bias": None}]
     return joined(entries, {"inputs": inputs, "program": [*chain, *end], **facts}, data)
 
@@ -263,7 +260,7 @@ def test_numbers_that_are_not_finite(content, tmp_path, value):
     place = entries["head.weight"]["data_offsets"][0]
     data = data[:place] + np.float32(value).tobytes() + data[place + 4 :]
     assert read(tmp_path / "net", joined(entries, facts, data)) is None
-    with pytest.raises(fg.InputError, match="linear.weight holds numbers that are not finite"):
+    with pytest.raises(fg.InputError, match=r"linear\.weight holds numbers that are not finite"):
         load(tmp_path / "net")
 
 
@@ -350,7 +347,7 @@ def test_the_largest_header_takes_little_memory(tmp_path):
         inner = '{"a":[' + filler * ((archive.LARGEST_HEADER - 100) // len(filler)) + "0]}"
         text = text.replace('"X"', json.dumps(inner)[: archive.LARGEST_HEADER - 100])
         content = len(text).to_bytes(8, "little") + text.encode()
-        assert peak_of(lambda: read(tmp_path / "net", content)) < READING * len(content) + BESIDES  # noqa: B023
+        assert peak_of(partial(read, tmp_path / "net", content)) < READING * len(content) + BESIDES
 
 
 def test_the_same_network_is_the_same_file_and_survives_it(tmp_path):

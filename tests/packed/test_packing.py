@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from packed_nets import packed_states, randomise, torch_states
 from torch import nn
 
 import flipgrad as fg
 from flipgrad.data import mnist
 from flipgrad.packed import Facts, load, pack, parts
-from packed_nets import packed_states, randomise, torch_states
 
 BINARY: dict[str, Any] = {"weights": "binary"}
 DATA = Path(os.environ.get("FLIPGRAD_DATA", Path(__file__).parents[2] / "../shared/data"))
@@ -229,7 +229,7 @@ def test_wrong_engines(tmp_path):
     packed = pack(small(), torch.zeros(1, 6))
     packed.save(tmp_path / "net")
     for change in (lambda: setattr(packed, "engine", "fast"), lambda: load(tmp_path / "net", engine="fast")):
-        with pytest.raises(fg.InputError, match="^engine='fast': choose 'auto', 'compiled' or 'numpy'$"):
+        with pytest.raises(fg.InputError, match=r"^engine='fast': choose 'auto', 'compiled' or 'numpy'$"):
             change()
     packed.engine = "numpy"
     assert packed.engine == load(tmp_path / "net", engine="numpy").engine == "numpy"
@@ -239,7 +239,7 @@ def test_a_reason_is_told_where_compiled_code_cannot(monkeypatch, tmp_path):
     packed = pack(small(), torch.zeros(1, 6))
     packed.save(tmp_path / "net")
     monkeypatch.setattr("flipgrad.packed.compiled.lower", lambda program, inputs: (None, "no compiler"))
-    with pytest.raises(fg.InputError, match="^the compiled engine cannot run this network: no compiler; use engine='numpy'$"):
+    with pytest.raises(fg.InputError, match=r"^the compiled engine cannot run this network: no compiler; use engine='numpy'$"):
         load(tmp_path / "net", engine="compiled")
     assert (load(tmp_path / "net").engine, load(tmp_path / "net").reason) == ("numpy", "no compiler")
 
