@@ -125,6 +125,12 @@ def test_the_documentation_has_all_cards():
     assert fg.zoo.markdown() in DOCS.read_text(), "run: flipgrad zoo --markdown, and put it into docs/zoo.md"
 
 
+def test_a_network_can_be_loaded_where_gradients_are_switched_off():
+    with torch.no_grad():
+        net = fg.zoo.load("digits-binary")
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
 def test_a_network_of_a_run_can_be_added_and_loaded(run, zoo):
     card = fg.zoo.add(zoo, run, "toy-binary", seed=3)
     assert zoo.names() == ["toy-binary"]
@@ -326,7 +332,7 @@ def test_a_card_tells_a_training_that_did_not_end(run, zoo):
 def test_the_command_lists_shows_and_adds(run, tmp_path, capsys):
     code, out, err = flipgrad(capsys, "zoo")
     assert (code, err) == (0, "")
-    for word in ("digits-binary", "mnist", "samples", "ECE", f"{fg.zoo.card('digits').accuracy:.2%}"):
+    for word in ("digits-binary", "mnist", "10 samples", "ECE", f"{fg.zoo.card('digits').accuracy:.2%}"):
         assert word in out
     code, out, _ = flipgrad(capsys, "zoo", "digits-binary")
     assert code == 0

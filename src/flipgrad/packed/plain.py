@@ -61,6 +61,12 @@ def run(chain: Sequence[Part], x: Array, evaluation: Evaluation) -> Array:
     return x
 
 
+def outputs(chain: Sequence[Part], x: Array, samples: int | None, seed: int, first: int) -> Array:
+    """The outputs [samples or 1, B, ...] of a network, whose first example has the number ``first``, as float32."""
+    draws: list[int | None] = [None] if samples is None else list(range(samples))
+    return np.stack([run(chain, x, Evaluation(draw, seed, first)).astype(np.float32) for draw in draws])
+
+
 @singledispatch
 def evaluate(part: Part, x: Array, evaluation: Evaluation) -> Array:
     """What one part makes of ``x`` [B, ...]."""
