@@ -5,13 +5,14 @@ from typing import Any
 
 from flipgrad.benchmarks.flips import flips
 from flipgrad.benchmarks.loop import loop
+from flipgrad.benchmarks.packed import packed
 from flipgrad.benchmarks.scaling import scaling
 from flipgrad.benchmarks.step import memory, step
 from flipgrad.benchmarks.toy import exact, gradeval
 
 # By their names on the command line. Each returns plain data.
 BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
-    benchmark.__name__: benchmark for benchmark in (exact, flips, gradeval, loop, memory, scaling, step)
+    benchmark.__name__: benchmark for benchmark in (exact, flips, gradeval, loop, memory, packed, scaling, step)
 }
 
 __all__ = ["BENCHMARKS"]
