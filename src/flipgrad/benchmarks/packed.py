@@ -21,7 +21,9 @@ from flipgrad.packed.packing import pack
 from flipgrad.packed.parts import Part, Shape
 from flipgrad.training.models import cifar_net
 
-REPEATS, BATCH, SAMPLES = 20, 64, 10
+BATCH, SAMPLES = 64, 10
+# Of rows of convolutions, of one image and of a batch.
+REPEATS = {"convolutions": 30, "batch1": 200, "batch64": 10}
 # Binary convolutions: channels, and the pixels of a side. Several in a row, as bits come from and go to other layers.
 LAYERS = {"96": (96, 32), "192": (192, 16), "512": (512, 8)}
 IN_A_ROW = 8
@@ -67,7 +69,7 @@ def _convolutions(channels: int, side: int) -> float | None:
             layer(image)
 
     right = _same_as_numpy(chain, x, engine)
-    seconds = machine.fastest({"torch": in_torch, "packed": lambda: engine.run(x, None, 0, 0)}, repeats=REPEATS)
+    seconds = machine.fastest({"torch": in_torch, "packed": lambda: engine.run(x, None, 0, 0)}, repeats=REPEATS["convolutions"])
     return seconds["torch"] / seconds["packed"] if right else None
 
 
@@ -90,7 +92,7 @@ def _network(net: Sequential, x: Tensor) -> dict[str, Any]:
             "ensemble": lambda given=given: small(given, samples=SAMPLES),  # type: ignore[misc]
             **{key: lambda given=given, run=run: run(given) for key, run in sessions.items()},  # type: ignore[misc]
         }
-        seconds = machine.fastest(works, repeats=REPEATS)
+        seconds = machine.fastest(works, repeats=REPEATS[name])
         ratios = {f"{name}_over_{key}": seconds[key] / seconds["packed"] for key in ("torch", *sessions)}
         ratios[f"{name}_ensemble{SAMPLES}_over_one_float"] = seconds["torch"] / seconds["ensemble"]
         result |= {key: ratio if right else None for key, ratio in ratios.items()}
