@@ -110,6 +110,7 @@ def test_pack_takes_what_a_run_tells(tmp_path, capsys):
         (["zoo:nothing"], "there is no network 'nothing' in the zoo"),
         (["zoo:digits-binary", "--output", "net.onnx"], "--output 'net.onnx' does not end with .safetensors"),
         (["zoo:digits-binary", "--model", "a:b"], "no network of the zoo has: leave them out"),
+        (["zoo:digits-binary", "--data-folder", "x"], "--data-folder is for runs"),
         (["nowhere"], "cannot be read"),
     ],
 )
@@ -228,15 +229,6 @@ def test_one_output_is_about_two_classes(tmp_path, capsys):
     for answer, chance in zip(found, chances, strict=True):
         np.testing.assert_allclose(answer["probabilities"], [1 - chance, chance], atol=1e-6)
         assert answer["class"] == ("yes" if chance > 0.5 else "no")
-
-
-def test_names_cannot_control_the_terminal(tmp_path, capsys):
-    packed_net((4,), packed.Facts(("\x1b[2J", "\n", "c"))).save(tmp_path / "net.safetensors")
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32))
-    code, out, _ = predict(capsys, tmp_path, "x.npy")
-    assert code == 0
-    assert "?[2J" in out
-    assert "\x1b[2J" not in out
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def assert_same(program, plain, x, noise):
             assert module(x[:0]).shape == (0, plain(x).shape[1])
 
 
-# Every network, and every way of some: the graphs differ by their noise alone.
-QUICK = {"residual images", "by hand, shared"}
+# Every network, and every way of one: the graphs differ by their noise alone.
+QUICK = {"residual images"}
 CASES = [
     pytest.param(make, way, id=f"{name}, {kind}", marks=[] if kind == "sampled" or name in QUICK else pytest.mark.slow)
     for name, make in MAKERS.items()

@@ -14,6 +14,7 @@ import flipgrad.zoo
 from flipgrad import files
 from flipgrad.cli._shared import ZOO, check_no_own_code
 from flipgrad.data import SOURCES
+from flipgrad.errors import InputError
 from flipgrad.network import BinaryNetwork
 from flipgrad.training import RunFolder, TrainConfig, load_run
 
@@ -32,6 +33,7 @@ class Trained:
         config: how it was trained.
         class_names: what its classes are called; those without names have their numbers.
         accuracy: measured on the test examples, with one, many and no samples; None if the run is not finished.
+        origin: of a network of the zoo, its name and its recipe.
     """
 
     net: BinaryNetwork
@@ -39,22 +41,26 @@ class Trained:
     config: TrainConfig
     class_names: tuple[str, ...]
     accuracy: dict[str, float] | None
+    origin: dict[str, str]
 
 
 def trained(run: str, *, data_folder: str | None, model: str | None, estimator: str | None) -> Trained:
     """The network of a folder of ``flipgrad train`` or, as ``zoo:NAME``, of the zoo; for the rest see ``load_run``."""
     if run.startswith(ZOO):
         check_no_own_code(model, estimator)
+        if data_folder is not None:
+            raise InputError("--data-folder is for runs: a network of the zoo is written without its data; leave it out")
         name = run.removeprefix(ZOO)
         card = flipgrad.zoo.card(name)
         examples = torch.randn(EXAMPLES, *card.inputs, generator=torch.Generator().manual_seed(0)).clamp_(-1, 1)
         names = _class_names(card.config, (), card.classes)
-        return Trained(flipgrad.zoo.load(name), examples, card.config, names, _accuracy(card.test))
+        origin = {"name": name, "command": card.command}
+        return Trained(flipgrad.zoo.load(name), examples, card.config, names, _accuracy(card.test), origin)
     loaded = load_run(run, device="cpu", data_folder=data_folder, model=model, estimator=estimator)
     file, fix = Path(run) / RunFolder.SUMMARY, "remove it, and the accuracies are left out"
     found = _accuracy(files.read_json(file, missing=fix, broken=fix)) if file.exists() else None
     names = _class_names(loaded.config, loaded.data.class_names, loaded.data.classes)
-    return Trained(loaded.net, loaded.data.test.x[:EXAMPLES], loaded.config, names, found)
+    return Trained(loaded.net, loaded.data.test.x[:EXAMPLES], loaded.config, names, found, {})
 
 
 def _class_names(config: TrainConfig, told: tuple[str, ...], classes: int) -> tuple[str, ...]:

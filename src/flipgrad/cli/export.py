@@ -1,41 +1,26 @@
 """``flipgrad export``."""
 
 import json
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Annotated, final
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 from torch import Tensor
 
-import flipgrad.zoo
-from flipgrad.cli._shared import ZOO, check_no_own_code
+from flipgrad.cli._trained import Trained, trained
 from flipgrad.data import SOURCES
 from flipgrad.errors import InputError
 from flipgrad.export import OPSET, FixedNet, OnnxSession, deterministic, member, write_onnx
-from flipgrad.network import BinaryNetwork
 from flipgrad.sampling import check_seed
-from flipgrad.training import TrainConfig, load_run
 
 ONNX = "onnx"
 ENDING = ".onnx"
-# Examples that onnxruntime and torch are compared on, and what their outputs may differ by, relative to the largest.
-EXAMPLES = 256
+# What outputs of onnxruntime and torch may differ by, relative to the largest.
 TOLERANCE = 1e-5
-
-
-@final
-@dataclass(frozen=True)
-class Trained:
-    """A trained network, examples [B, ...] of its inputs, and what is told of it."""
-
-    net: BinaryNetwork
-    examples: Tensor
-    facts: dict[str, str]
 
 
 def export(
@@ -67,54 +52,37 @@ def export(
         raise InputError(f"--to {brief(to)}: choose {ONNX}")
     if output.suffix.lower() != ENDING:
         raise InputError(f"--output {brief(str(output))} does not end with {ENDING}: name a file that does, e.g. net{ENDING}")
+    if not output.parent.is_dir():
+        raise InputError(f"--output {brief(str(output))} is in a folder that is not there: make that first")
     if batch_size is not None and batch_size < 1:
         raise InputError(f"--batch-size {batch_size}: give at least 1, or leave it out for batches of any size")
-    if run.startswith(ZOO):
-        check_no_own_code(model, estimator)
-        if data_folder is not None:
-            raise InputError("--data-folder is for runs: a network of the zoo is written without its data; leave it out")
-        trained = _of_zoo(run.removeprefix(ZOO), seed)
-    else:
-        trained = _of_run(Path(run), data_folder, model, estimator)
-    facts = dict(trained.facts, kind="deterministic")
-    plain = deterministic(trained.net)
+    found = trained(run, data_folder=data_folder, model=model, estimator=estimator)
+    facts, plain = {**_facts(found), "kind": "deterministic"}, deterministic(found.net)
     if as_member:
         noise = torch.Generator().manual_seed(seed)
-        plain = member(trained.net.member(trained.examples[:1], generator=noise))
+        plain = member(found.net.member(found.examples[:1], generator=noise))
         facts |= {"kind": "member", "seed": str(seed)}
-    write_onnx(plain, trained.examples, output, batch_size=batch_size, metadata=facts)
+    write_onnx(plain, found.examples, output, batch_size=batch_size, metadata=facts)
     console = Console(markup=False, highlight=False)
     size = f"{output.stat().st_size:,} bytes"
     console.print(
         f"{facts['kind'].capitalize()} network in {output}: ONNX, operators of version {OPSET}, {size}", soft_wrap=True
     )
-    console.print(_checked(plain, trained.examples, output, batch_size), soft_wrap=True)
+    console.print(_checked(plain, found.examples, output, batch_size), soft_wrap=True)
 
 
-def _of_zoo(name: str, seed: int) -> Trained:
-    """A network of the zoo; its data need not be there: the examples are noise."""
-    net, card = flipgrad.zoo.load(name), flipgrad.zoo.card(name)
-    examples = torch.randn(EXAMPLES, *card.inputs, generator=torch.Generator().manual_seed(seed)).clamp_(-1, 1)
-    return Trained(net, examples, {"name": name, "command": card.command, **_facts(card.config, examples, (), card.classes)})
-
-
-def _of_run(folder: Path, data_folder: str | None, model: str | None, estimator: str | None) -> Trained:
-    loaded = load_run(folder, device="cpu", data_folder=data_folder, model=model, estimator=estimator)
-    examples, data = loaded.data.test.x[:EXAMPLES], loaded.data
-    return Trained(loaded.net, examples, _facts(loaded.config, examples, data.class_names, data.classes))
-
-
-def _facts(config: TrainConfig, examples: Tensor, names: tuple[str, ...], classes: int) -> dict[str, str]:
+def _facts(found: Trained) -> dict[str, str]:
     """What a user of the file needs to know, as texts."""
-    source = SOURCES[config.data]
-    called = names or source.class_names or tuple(map(str, range(classes)))
-    return {
-        "data": config.data,
-        "inputs": f"{'x'.join(map(str, examples.shape[1:]))}: {source.inputs}",
+    source = SOURCES[found.config.data]
+    told = {
+        **found.origin,
+        "data": found.config.data,
+        "inputs": f"{'x'.join(map(str, found.examples.shape[1:]))}: {source.inputs}",
         "outputs": "scores of the classes; their softmax gives probabilities",
-        "classes": json.dumps(called),
-        "weights": config.weights,
+        "classes": json.dumps(found.class_names),
+        "weights": found.config.weights,
     }
+    return told if found.accuracy is None else {**told, "accuracy": json.dumps(found.accuracy)}
 
 
 def _checked(plain: FixedNet, examples: Tensor, file: Path, batch_size: int | None) -> str:

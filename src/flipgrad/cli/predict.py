@@ -45,7 +45,7 @@ def predict(
     columns = [Column(name, justify="right") for name in ("probability", *(["disagree"] if samples else []))]
     table = Table(Column("input", overflow="fold"), "class", *columns)
     for answer in found:
-        row = [_printable(answer["input"]), _printable(answer["class"]), f"{answer['probability']:.1%}"]
+        row = [answer["input"], answer["class"], f"{answer['probability']:.1%}"]
         table.add_row(*row, *([f"{round(answer['disagreement'] * samples)} of {samples}"] if samples else []))
     console = Console(markup=False, highlight=False)
     console.print(table)
@@ -83,8 +83,3 @@ def _answers(net: PackedNetwork, path: Path, read: Inputs, samples: int, seed: i
 def _class_names(net: PackedNetwork) -> tuple[str, ...]:
     """Names of the classes, or their numbers; one output is about two of them."""
     return net.facts.classes or tuple(map(str, range(max(2, net.outputs))))
-
-
-def _printable(name: str) -> str:
-    """A name that a file tells, without what would control the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name)

@@ -200,7 +200,7 @@ class PackedNetwork:
     def _evaluate(self, x: ArrayLike, samples: int | None, seed: int) -> NDArray[np.float32]:
         """The outputs [samples or 1, B, K]."""
         seed = _whole("seed", seed, 0, LARGEST_SEED)
-        x = self._checked(x)
+        x = self.checked(x)
         numbers = math.prod(self.inputs) * (samples or 1) if self._compiled else self._largest
         some = max(1, (NUMBERS_AT_ONCE if self._compiled else VALUES_AT_ONCE) // numbers)
         found = [np.empty((samples or 1, 0, self.outputs), np.float32)]
@@ -217,7 +217,8 @@ class PackedNetwork:
             raise InputError("the outputs are not finite: the inputs or the network's weights are too large")
         return outputs
 
-    def _checked(self, x: ArrayLike) -> NDArray[np.float64]:
+    def checked(self, x: ArrayLike) -> NDArray[np.float64]:
+        """The inputs in double precision; raises ``InputError`` if they do not fit the network."""
         try:
             given = np.asarray(x)
             if given.dtype.kind not in "fiub":

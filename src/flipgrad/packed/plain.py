@@ -43,14 +43,11 @@ class Evaluation:
         if self.sample is None:
             positive = a >= 0
         else:
-            p = chances(sign.noise, a, sign.noise_scale)
-            positive = np.empty(a.shape, bool)
-            for number, (chance, drawn) in enumerate(zip(p, positive, strict=True)):
-                # Units are numbered with their channel last.
-                last = np.moveaxis(chance, 0, -1)
-                place = {"layer": layer, "example": self.first + number, "sample": self.sample}
-                word = words(chance.size, seed=self.seed, **place).reshape(last.shape)
-                np.moveaxis(drawn, 0, -1)[...] = word < last
+            # Units are numbered with their channel last.
+            p = np.moveaxis(chances(sign.noise, a, sign.noise_scale), 1, -1)
+            examples = self.first + np.arange(len(a))
+            word = words(p[0].size, seed=self.seed, layer=layer, example=examples, sample=self.sample)
+            positive = np.moveaxis(word.reshape(p.shape) < p, -1, 1)
         states = np.where(positive, 1.0, -1.0)
         if self.watch is not None:
             self.watch(states)
@@ -203,12 +200,13 @@ def _convolve(x: Array, weight: Array, part: parts.Convolution | parts.Sums) -> 
     (down, right), (apart, aside) = part.stride, part.dilation
     height = (x.shape[2] - apart * (rows - 1) - 1) // down + 1
     width = (x.shape[3] - aside * (columns - 1) - 1) // right + 1
-    filters = weight.reshape(part.groups, outputs // part.groups, channels, rows, columns)
+    # [rows, columns, groups, outputs / groups, channels / groups]
+    filters = weight.transpose(2, 3, 0, 1).reshape(rows, columns, part.groups, -1, channels)
     result = np.zeros((len(x), part.groups, outputs // part.groups, height * width))
     for row, column in np.ndindex(rows, columns):
         top, left = row * apart, column * aside
         seen = x[:, :, top : top + (height - 1) * down + 1 : down, left : left + (width - 1) * right + 1 : right]
-        result += filters[..., row, column] @ seen.reshape(len(x), part.groups, channels, height * width)
+        result += filters[row, column] @ seen.reshape(len(x), part.groups, channels, height * width)
     return result.reshape(len(x), outputs, height, width)
 
 
