@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -60,7 +61,7 @@ def _convolutions(channels: int, side: int) -> float | None:
     shape = (channels, side, side)
     x = rng.normal(size=(1, *shape))
     engine = _lowered(chain, shape)
-    layers = [module for module in float_twin(chain) if isinstance(module, nn.Conv2d)]
+    layers = [module.float() for module in float_twin(chain) if isinstance(module, nn.Conv2d)]
     image = torch.from_numpy(x).float()
 
     @torch.inference_mode()
@@ -76,11 +77,11 @@ def _convolutions(channels: int, side: int) -> float | None:
 def _network(net: Sequential, x: Tensor) -> dict[str, Any]:
     """The ratios of a whole network, for one image and for a batch, and its size."""
     small = pack(net, x[:1])
-    twin = float_twin(small.program)
+    twin = float_twin(small.program).float()
     size = len(small.to_bytes()[0])
     floats = sum(values.numel() * 4 for values in net.state_dict().values() if values.is_floating_point())
     result: dict[str, Any] = {"file_over_float32": size / floats, "file_bytes": size}
-    right = _right(small, twin, x)
+    right = _right(small, net, x)
     sessions, reason = _onnx_sessions(net, x)
     if reason:
         result["onnxruntime"] = reason
@@ -95,7 +96,7 @@ def _network(net: Sequential, x: Tensor) -> dict[str, Any]:
         seconds = machine.fastest(works, repeats=REPEATS[name])
         ratios = {f"{name}_over_{key}": seconds[key] / seconds["packed"] for key in ("torch", *sessions)}
         ratios[f"{name}_ensemble{SAMPLES}_over_one_float"] = seconds["torch"] / seconds["ensemble"]
-        result |= {key: ratio if right else None for key, ratio in ratios.items()}
+        result.update((key, ratio if right else None) for key, ratio in ratios.items())
         result[f"{name}_seconds"] = seconds
     # Those that are promised are the worse ones of both.
     promised = {f"ensemble{SAMPLES}_over_one_float", *(f"over_{key}" for key in sessions)}
@@ -108,7 +109,7 @@ def _network(net: Sequential, x: Tensor) -> dict[str, Any]:
 def float_twin(chain: Sequence[Part]) -> nn.Sequential:
     """The deterministic network as modules of PyTorch, with real weights: what it would be without bits.
 
-    Norms, scales and shifts behind a layer are multiplied into its weights.
+    Norms, scales and shifts behind a layer are multiplied into its weights, in double precision, which it has.
     """
     modules: list[nn.Module] = []
     for part in chain:
@@ -131,16 +132,16 @@ class _Signs(nn.Module):
 
 
 def _with(layer: Any, weight: Any, bias: Any) -> nn.Module:
-    layer.weight.data = torch.from_numpy(weight.astype(np.float32))
-    layer.bias.data = torch.zeros(len(weight)) if bias is None else torch.from_numpy(bias.copy())
+    layer.weight.data = torch.from_numpy(weight.astype(np.float64))
+    layer.bias.data = torch.from_numpy(np.zeros(len(weight)) if bias is None else bias.astype(np.float64))
     made: nn.Module = layer
     return made
 
 
 def _fold(layer: Any, scale: Any, shift: Any) -> None:
-    by = torch.from_numpy(scale).float()
+    by = torch.from_numpy(scale)
     layer.weight.data *= by.view(-1, *[1] * (layer.weight.dim() - 1))
-    layer.bias.data = layer.bias.data * by + torch.from_numpy(shift).float()
+    layer.bias.data = layer.bias.data * by + torch.from_numpy(shift)
 
 
 @torch.inference_mode()
@@ -160,14 +161,12 @@ def _same_as_numpy(chain: Sequence[Part], x: Any, engine: compiled.Lowered) -> b
     return all((engine.run(x, draws, 0, 0) == plain.outputs(chain, x, draws, 0, 0)).all() for draws in (None, 1))
 
 
-def _right(small: PackedNetwork, twin: nn.Module, x: Tensor) -> bool:
-    """Whether the network gives what PyTorch does, and in some draws what numpy does."""
+def _right(small: PackedNetwork, net: Sequential, x: Tensor) -> bool:
+    """Whether the packed network gives what the network itself does in double precision, and in some draws what numpy does."""
     few = x[:2].double().numpy()
-    found = small.members(few, 2)
-    same = bool(np.abs(found - plain.outputs(small.program, few, 2, 0, 0)).max() <= LARGEST_DIFFERENCE)
+    same = bool(np.abs(small.members(few, 2) - plain.outputs(small.program, few, 2, 0, 0)).max() <= LARGEST_DIFFERENCE)
     with torch.inference_mode():
-        reference = twin.double()(x.double()).numpy()
-    twin.float()
+        reference = copy.deepcopy(net).double().deterministic(x.double()).numpy()
     return same and bool(np.abs(small(x.numpy()) - reference).max() <= LARGEST_DIFFERENCE)
 
 
