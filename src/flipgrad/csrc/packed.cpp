@@ -53,6 +53,7 @@ struct Kernels {
   void (*draw_from_probabilities)(int64_t channels, const uint32_t* p, const uint32_t* words, void* out);
   void (*scale_sums)(const PackedStep&, const int32_t* t, double* out);
   void (*scale_reals)(const PackedStep&, const double* a, double* out);
+  void (*prelu)(const PackedStep&, const double* a, double* out);
   void (*signs)(int64_t channels, const double* a, void* out);
   void (*logistic)(int64_t count, const double* a, double scale, uint32_t* out);
 };
@@ -318,16 +319,12 @@ class StepRun {
   }
 
   void per_channel(const double* a, double* out) const {
-    const int64_t channels = step_.out_channels;
-    const double* scale = step_.scale;
     switch (step_.kind) {
       case kPackedAffine: return piece_.kernels.scale_reals(step_, a, out);
-      case kPackedPrelu:
-        for (int64_t c = 0; c < channels; ++c) out[c] = a[c] >= 0 ? a[c] : a[c] * scale[c];
-        return;
+      case kPackedPrelu: return piece_.kernels.prelu(step_, a, out);
       case kPackedRelu:
         // What is not a number stays so, here and in the maximum.
-        for (int64_t c = 0; c < channels; ++c) out[c] = a[c] < 0 ? 0 : a[c];
+        for (int64_t c = 0; c < step_.out_channels; ++c) out[c] = a[c] < 0 ? 0 : a[c];
         return;
       default: std::copy(a, a + step_.in_channels, out + step_.first);
     }
