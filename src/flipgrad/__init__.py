@@ -20,6 +20,7 @@ from flipgrad.estimators import (
     DoubleCV,
     Estimator,
     Exact,
+    FlipCV,
     GumbelRao,
     HardST,
     LearnedBaseline,
@@ -66,7 +67,7 @@ __all__ = [  # noqa: RUF022
     "BernoulliLikelihood", "CrossEntropy", "GaussianLikelihood", "LogisticLoss", "SoftCrossEntropy", "SquaredError",
     # estimators
     "ARMS", "BitFlip", "DoubleCV", "REBAR", "RELAX",
-    "LEG", "REINFORCE", "DisARM", "MuProp",
+    "LEG", "REINFORCE", "DisARM", "FlipCV", "MuProp",
     "ConstantBaseline", "LearnedBaseline", "RunningBaseline",
     "ADF", "Concrete", "GumbelRao", "HardST", "LocalReparam", "Tanh", "ZGR",
     "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator", "Path", "PathEstimator", "Variables",

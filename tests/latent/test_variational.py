@@ -37,6 +37,7 @@ UNBIASED = {
     "disarm": fg.DisARM,
     "arms": lambda: fg.ARMS(3),
     "double-cv": fg.DoubleCV,
+    "flip-cv": fg.FlipCV,
     "bitflip": fg.BitFlip,
     "leg": fg.LEG,
     "relax": fg.RELAX,
@@ -54,7 +55,7 @@ def test_unbiased_estimators_are_unbiased(name, entropy):
     assert error < 0.1
 
 
-@pytest.mark.parametrize("name", ["reinforce", "disarm", "double-cv", "rebar"])
+@pytest.mark.parametrize("name", ["reinforce", "disarm", "double-cv", "flip-cv", "rebar"])
 @pytest.mark.parametrize("widths", [(4,), (2, 2, 2)], ids=str)
 def test_with_one_and_three_layers_too(name, widths):
     worst, error = deviation(random_model(*widths), bits(1), UNBIASED[name](), 500)
