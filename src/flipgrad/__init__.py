@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flipgrad.errors import InputError
 
 if TYPE_CHECKING:
-    from flipgrad import bounds, estimators, exact, flips, gradeval, zoo
+    from flipgrad import bounds, estimators, exact, export, flips, gradeval, packed, zoo
     from flipgrad.costs import LayerSummary, Summary, summary
     from flipgrad.estimators import (
         ADF,
@@ -74,7 +74,7 @@ __all__ = [  # noqa: RUF022
     "ADF", "Concrete", "GumbelRao", "HardST", "LocalReparam", "Tanh", "ZGR",
     "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator", "Path", "PathEstimator", "Variables",
     # modules
-    "bounds", "estimators", "exact", "flips", "gradeval", "zoo",
+    "bounds", "estimators", "exact", "export", "flips", "gradeval", "packed", "zoo",
     # errors
     "InputError",
 ]
@@ -110,6 +110,8 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         """What is not imported yet: a name of ``__all__``, or a module of ours."""
         if name in _HOMES:
+            # It recommends an estimator to all networks, and inside of a compiled graph nothing can be imported any more.
+            import_module("flipgrad.estimators")
             found = globals()[name] = getattr(import_module(_HOMES[name]), name)
             return found
         if not name.startswith("_") and find_spec(f"flipgrad.{name}") is not None:

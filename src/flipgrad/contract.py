@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, ClassVar, final
 
 import torch
@@ -281,6 +282,9 @@ class Network:
     def default_estimator(self) -> Estimator:
         """The estimator where none is chosen: the one given to :func:`flipgrad.use`, or the recommended one."""
         attached: Estimator | None = self.binary_layers[0].estimator
+        if attached is None and not _recommended:
+            # The package imports its parts when they are used; this one recommends an estimator.
+            import_module("flipgrad.estimators")
         return attached or _recommended[0]()
 
     def front(self, x: Tensor) -> Tensor:
