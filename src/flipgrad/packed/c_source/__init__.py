@@ -134,7 +134,10 @@ def to_c(
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,40}", name) or name in RESERVED:
         raise InputError(f"name={name!r:.60}: give a name of C, letters and digits, e.g. 'net'")
-    for what, value, known in (("numbers", numbers, ("float", "double", "fixed")), ("stream", stream, ("int16", "int32", "real"))):
+    for what, value, known in (
+        ("numbers", numbers, ("float", "double", "fixed")),
+        ("stream", stream, ("int16", "int32", "real")),
+    ):
         if value not in known:
             raise InputError(f"{what}={value!r:.60}: choose {', '.join(map(repr, known))}")
     if numbers == "fixed" and stream == "real":
@@ -150,7 +153,9 @@ def to_c(
     return Code(name, made.header, made.source, made.main, made.flash, made.ram)
 
 
-def _given(net: PackedNetwork, numbers: Numbers, compiler: Compiler, ranges: dict[int, float] | None) -> tuple[Stored, Array | None]:
+def _given(
+    net: PackedNetwork, numbers: Numbers, compiler: Compiler, ranges: dict[int, float] | None
+) -> tuple[Stored, Array | None]:
     """The network's input, and of fixed point what every pixel is."""
     scale, shift = net.facts.pixel_scale, net.facts.pixel_shift
     magnitude = None if ranges is None else ranges[0]

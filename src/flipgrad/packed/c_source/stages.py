@@ -157,7 +157,9 @@ class Compiler:
         self.layers[name] = (*shape, geometry.get("groups", 1), geometry.get("around", 0), geometry.get("mode", 0))
         return f"&{name}"
 
-    def function(self, template: str, source: Form | None = None, *, whole: bool = False, name: str = "", noise: str = "") -> str:
+    def function(
+        self, template: str, source: Form | None = None, *, whole: bool = False, name: str = "", noise: str = ""
+    ) -> str:
         """The name of a function, made for numbers that are stored in that form, and whole or real ones in the row."""
         words = {"NUMBER": "int32_t" if whole else "real", "WEIGHT": "int16_t" if whole else "float", "NOISE": noise}
         words["STORED(row[c])"] = "(fixed)limited(row[c], LARGEST_STORED)" if whole else "row[c]"
@@ -192,7 +194,9 @@ class Compiler:
 
     def new(self, like: Row | Stored, value: Value, form: Form, **facts: Any) -> Stored:
         """Something more that is stored."""
-        self.kept.append(Stored(value, form, **{"drawn": like.drawn, "magnitude": like.magnitude, **facts}, number=len(self.kept)))
+        self.kept.append(
+            Stored(value, form, **{"drawn": like.drawn, "magnitude": like.magnitude, **facts}, number=len(self.kept))
+        )
         return self.kept[-1]
 
     def stored(self, given: Stored | Row, later: bool, form: Form | None = None, fraction: int | None = None) -> Stored:
@@ -204,7 +208,9 @@ class Compiler:
         row = self.row(given)
         if form == "real" or (form is None and row.whole and row.pending and self.real_here(row.drawn, later)):
             self.to_real(row)
-        elif (form == "fixed" and not row.whole) or (row.whole and (row.fraction is None or fraction not in (None, row.fraction))):
+        elif (form == "fixed" and not row.whole) or (
+            row.whole and (row.fraction is None or fraction not in (None, row.fraction))
+        ):
             self.to_fixed(row, self.fraction_bits(row) if fraction is None else fraction)
         return self.keep(row)
 
@@ -477,7 +483,9 @@ class Compiler:
         """Code that draws states by a table of every channel, of which only what is neither 0 nor 1 is kept."""
         t = np.arange(-row.bound, row.bound + 1, row.step)
         if len(t) * row.channels > LARGEST_TABLE:
-            raise InputError(f"the table of {row.channels} channels with sums up to {row.bound:,} is too large: leave --stochastic")
+            raise InputError(
+                f"the table of {row.channels} channels with sums up to {row.bound:,} is too large: leave --stochastic"
+            )
         some = max(1, 2**22 // row.channels)
         blocks = [row.means(t[start : start + some, None].repeat(row.channels, 1)) for start in range(0, len(t), some)]
         p = np.concatenate([chances(part.noise, a, part.noise_scale) for a in blocks])
@@ -543,8 +551,10 @@ class Compiler:
     def moved(self, source: Stored, result: Stored, start: int, *loops: tuple[int, int, int], name: str) -> None:
         """A stage that copies; each loop has a count, and how far apart its numbers lie in the result and in the source."""
         padded = [*[(1, 0, 0)] * (5 - len(loops)), *loops]
-        count, to, origin = (self.constant(f"{what}", "int32_t", np.array(each, np.int32)) for what, each in
-                             zip(("count", "to", "from"), zip(*padded, strict=True), strict=True))
+        count, to, origin = (
+            self.constant(f"{what}", "int32_t", np.array(each, np.int32))
+            for what, each in zip(("count", "to", "from"), zip(*padded, strict=True), strict=True)
+        )
         if source.form == "bits":
             line = f"{self.function('rearrange_bits')}({result.address}, {start}, {source.address}, {count}, {to}, {origin});"
         else:
@@ -601,7 +611,15 @@ class Compiler:
         source = self.stored(given, later)
         result = self.like(source, source.value)
         each, step = source.value.shape[0] // part.groups, _stride(source)
-        self.moved(source, result, 0, (pixels(source.value), step, step), (part.groups, 1, each), (each, part.groups, 1), name=part.name)
+        self.moved(
+            source,
+            result,
+            0,
+            (pixels(source.value), step, step),
+            (part.groups, 1, each),
+            (each, part.groups, 1),
+            name=part.name,
+        )
         return result
 
     def pad(self, part: parts.Pad, given: Stored | Row, later: bool) -> Stored:
