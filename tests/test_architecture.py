@@ -29,7 +29,7 @@ LAYERS = [
     ["residual"],
     ["steps"],
     ["network", "graph"],
-    ["exact", "bounds", "costs", "export", "packed"],
+    ["exact", "bounds", "costs", "export", "latent", "packed"],
     ["estimators"],
     ["data", "training", "plots", "gradeval", "zoo"],
     ["benchmarks"],

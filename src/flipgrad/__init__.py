@@ -45,12 +45,20 @@ if TYPE_CHECKING:
         Variables,
     )
     from flipgrad.graph import Graph
+    from flipgrad.latent import Variational
     from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear, use
     from flipgrad.max_pooling import MaxPool2d
     from flipgrad.network import Member, Sequential
     from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
     from flipgrad.norms import ScaleShift
-    from flipgrad.objectives import CrossEntropy, LogisticLoss, SoftCrossEntropy, SquaredError
+    from flipgrad.objectives import (
+        BernoulliLikelihood,
+        CrossEntropy,
+        GaussianLikelihood,
+        LogisticLoss,
+        SoftCrossEntropy,
+        SquaredError,
+    )
     from flipgrad.residual import Residual, ResidualConv2d, ResidualLinear, Sign
     from flipgrad.steps import Concat
 
@@ -60,13 +68,13 @@ __version__ = "0.1.0.dev0"
 __all__ = [  # noqa: RUF022
     # networks
     "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "Graph", "MaxPool2d", "Member", "ScaleShift", "Sequential", "use",
-    "Residual", "ResidualConv2d", "ResidualLinear", "Sign",
+    "Residual", "ResidualConv2d", "ResidualLinear", "Sign", "Variational",
     # what it costs
     "LayerSummary", "Summary", "summary",
     # noise
     "Laplace", "Logistic", "Noise", "Normal", "Uniform",
     # objectives
-    "CrossEntropy", "LogisticLoss", "SoftCrossEntropy", "SquaredError",
+    "BernoulliLikelihood", "CrossEntropy", "GaussianLikelihood", "LogisticLoss", "SoftCrossEntropy", "SquaredError",
     # estimators
     "ARMS", "BitFlip", "DoubleCV", "REBAR", "RELAX",
     "LEG", "REINFORCE", "DisARM", "MuProp",
@@ -88,12 +96,15 @@ _HOMES = {name: f"flipgrad.{module}" for module, names in {
         "LocalEstimator", "LocalReparam", "MuProp", "Path", "PathEstimator", "RunningBaseline", "Tanh", "Variables",
     ],
     "graph": ["Graph"],
+    "latent": ["Variational"],
     "layers": ["BinaryConv2d", "BinaryLayer", "BinaryLinear", "use"],
     "max_pooling": ["MaxPool2d"],
     "network": ["Member", "Sequential"],
     "noise": ["Laplace", "Logistic", "Noise", "Normal", "Uniform"],
     "norms": ["ScaleShift"],
-    "objectives": ["CrossEntropy", "LogisticLoss", "SoftCrossEntropy", "SquaredError"],
+    "objectives": [
+        "BernoulliLikelihood", "CrossEntropy", "GaussianLikelihood", "LogisticLoss", "SoftCrossEntropy", "SquaredError",
+    ],
     "residual": ["Residual", "ResidualConv2d", "ResidualLinear", "Sign"],
     "steps": ["Concat"],
 }.items() for name in names}

@@ -220,6 +220,10 @@ class Affine(AffineMap):
     def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         return self._over_flips(flips.log_ratio, x, a, states, noise, tolerance)
 
+    def entropy_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        """:func:`flipgrad.flips.entropy_product` of the map, for every unit of ``x``."""
+        return self._over_flips(flips.entropy_product, x, a, grad, noise, tolerance)
+
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         form = self.flip_form(self.weight.detach(), x)
         units, shares, a, grad = form.units(x), form.units(share), self.rows(a), self.rows(grad)

@@ -24,7 +24,7 @@ from flipgrad.graph import Graph
 from flipgrad.guards import in_eval_mode
 from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear
 from flipgrad.max_pooling import MaxPool2d
-from flipgrad.network import BinaryNetwork, Member, Sequential, check_network, noise_source
+from flipgrad.network import BinaryNetwork, Member, Sequential, check_network, given_noise
 from flipgrad.noise import Noise, sign
 from flipgrad.norms import SignMap, scale_and_shift
 from flipgrad.residual import Residual, ResidualConv2d, ResidualLinear, Sign
@@ -167,7 +167,7 @@ class FixedNet(nn.Module):
                 [self.get_buffer(f"{name}_{number}") for number in range(1, count + 1)]
                 for name, count in zip(("noise", "weight_noise"), self.counts, strict=True)
             )
-            draw = noise_source(noise, weight_noise, self.counts)
+            draw = given_noise(noise, weight_noise, self.counts)
         return _outputs(self.model, x, draw)
 
 
@@ -186,7 +186,7 @@ class SampledNet(nn.Module):
 
     def forward(self, x: Tensor, noise: Sequence[Tensor], weight_noise: Sequence[Tensor] = ()) -> Tensor:
         """Outputs [B, K] of inputs ``x`` [B, ...], with Z of every binary layer and of all weights that are drawn, in order."""
-        return _outputs(self.model, x, noise_source(noise, weight_noise, self.counts))
+        return _outputs(self.model, x, given_noise(noise, weight_noise, self.counts))
 
     @torch.no_grad()
     def draw(self, x: Tensor, *, generator: Generator | None = None) -> tuple[list[Tensor], list[Tensor]]:
