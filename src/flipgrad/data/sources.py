@@ -99,6 +99,7 @@ class DataSource:
     resizes: bool = False
 
 
+# The data sets by their names on the command line.
 SOURCES: dict[str, DataSource] = {
     "digits": DataSource(lambda folder, side, seed: digits(), False, "digits", "shift"),
     "toy": DataSource(lambda folder, side, seed: toy(seed=seed), False, "5-5-5", "none"),
