@@ -156,6 +156,12 @@ def test_an_unwritable_output_folder_is_bad_input(capsys, tmp_path):
     assert err == f"flipgrad: cannot write to output folder '{tmp_path}/file/run': Not a directory; give another --output\n"
 
 
+def test_without_arguments_there_is_the_help_and_no_complaint(capsys):
+    code, out, err = flipgrad(capsys)
+    assert (code, err) == (2, "")
+    assert "Usage: flipgrad" in out
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["estimators", "--help"], ["--version"]])
 def test_help_and_version(capsys, arguments):
     code, out, _ = flipgrad(capsys, *arguments)

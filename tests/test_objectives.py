@@ -24,6 +24,7 @@ LABELS = torch.tensor([0, 3, 1, 1, 2])
 P_STAR = torch.rand(B, K, generator=torch.Generator().manual_seed(1), dtype=torch.float64).softmax(1)
 SIGNS = torch.tensor([1.0, -1, -1, 1, -1], dtype=torch.float64)
 TARGET = torch.randn(B, K, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+SCALE = torch.tensor([0.5, 1.0, 2.0, 0.1], dtype=torch.float64)
 
 # name: (the objective, the outputs per example, torch's loss, its targets)
 OBJECTIVES = {
@@ -39,6 +40,20 @@ OBJECTIVES = {
         fg.SquaredError(TARGET),
         K,
         lambda out, target: functional.mse_loss(out, target, reduction="sum"),
+        (TARGET,),
+    ),
+    "BernoulliLikelihood": (
+        fg.BernoulliLikelihood(P_STAR),
+        K,
+        lambda out, target: functional.binary_cross_entropy_with_logits(out, target, reduction="sum"),
+        (P_STAR,),
+    ),
+    "GaussianLikelihood": (
+        fg.GaussianLikelihood(TARGET, scale=SCALE),
+        K,
+        lambda out, target: functional.gaussian_nll_loss(
+            out, target, SCALE.square().expand_as(out), full=True, reduction="sum"
+        ),
         (TARGET,),
     ),
 }
@@ -115,6 +130,16 @@ def test_signs_of_any_type(dtype):
         (lambda: fg.LogisticLoss(torch.tensor([True, True])), r"takes labels -1 or \+1 of shape \[B\]"),
         (lambda: fg.LogisticLoss(torch.ones(2, 1)), r"takes labels -1 or \+1 of shape \[B\], got shape \[2, 1\]"),
         (lambda: fg.SquaredError(torch.ones(3)), r"takes a target \[B, K\], got shape \[3\]; use target\[:, None\] for K = 1"),
+        (lambda: fg.BernoulliLikelihood(torch.ones(3)), r"takes targets \[B, K\], got shape \[3\]; use targets\[:, None\] for"),
+        (
+            lambda: fg.BernoulliLikelihood(torch.ones(3, 1).long()),
+            r"targets of floating point, got torch.int64: give targets\.fl",
+        ),
+        (lambda: fg.BernoulliLikelihood(torch.full((2, 1), 1.5)), "targets must be from 0 to 1; scale or binarise them first"),
+        (lambda: fg.BernoulliLikelihood(torch.full((2, 1), torch.nan)), "targets must be from 0 to 1"),
+        (lambda: fg.GaussianLikelihood(torch.ones(3)), r"GaussianLikelihood takes targets \[B, K\], got shape \[3\]"),
+        (lambda: fg.GaussianLikelihood(torch.ones(3, 2), scale=0), "the scale must be a positive number, or 2 of them"),
+        (lambda: fg.GaussianLikelihood(torch.ones(3, 2), scale=torch.ones(3)), r"one per output; got shape \[3\]"),
     ],
 )
 def test_bad_targets_are_refused(make, message):
@@ -139,6 +164,7 @@ def test_outputs_of_another_batch_are_refused(name, batch):
         ("SoftCrossEntropy", 5, "SoftCrossEntropy: p_star has 4 classes, the head 5 outputs"),
         ("LogisticLoss", 2, "LogisticLoss takes one output per example, the head has 2; use CrossEntropy"),
         ("SquaredError", 1, "SquaredError: the target has 4 values per example, the head 1"),
+        ("BernoulliLikelihood", 3, "BernoulliLikelihood: the target has 4 values per example, the head 3"),
     ],
 )
 def test_wrong_number_of_outputs_is_refused(name, outputs, message):

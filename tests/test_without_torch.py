@@ -5,37 +5,14 @@ from __future__ import annotations
 import ast
 import copy
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import flipgrad as fg
+from alone import HEAVY, alone, lacking
 from flipgrad import cli
-
-# Python's own modules and ours may be imported, and those that are named; whatever else is, is as if it was not installed.
-ALONE = """
-import sys
-
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top not in {{"flipgrad", *{allowed!r}}} and top not in sys.stdlib_module_names:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Refuse())
-before = set(sys.modules)
-{code}
-"""
-
-
-def alone(code: str, *allowed: str) -> str:
-    """What ``code`` prints in a Python that has its standard library, flipgrad and the ``allowed`` packages."""
-    command = [sys.executable, "-c", ALONE.format(allowed=allowed, code=code)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_the_package_imports_nothing_but_the_standard_library():
@@ -74,11 +51,21 @@ print(len(dir(flipgrad)) > 40)
 
 
 def test_the_help_and_the_version_need_no_torch():
-    # What typer and rich are made of.
-    typer = ("typer", "rich", "pygments", "shellingham", "markdown_it", "mdurl", "click", "typing_extensions", "annotated_doc")
-    printed = alone("from flipgrad.cli import main\nmain(['--help'])", *typer)
+    printed = lacking("from flipgrad.cli import main\nmain(['--help'])", *HEAVY)
     assert all(name in printed for name in cli.COMMANDS)
-    assert alone("from flipgrad.cli import main\nmain(['--version'])", *typer) == f"flipgrad {fg.__version__}\n"
+    assert lacking("from flipgrad.cli import main\nmain(['--version'])", *HEAVY) == f"flipgrad {fg.__version__}\n"
+
+
+def test_a_command_that_needs_torch_says_so():
+    code = """
+from flipgrad.cli import main
+sys.stderr = sys.stdout
+try:
+    main(["estimators"])
+except SystemExit as end:
+    print(end.code)
+"""
+    assert lacking(code, *HEAVY) == "flipgrad: this command needs the package torch: install it, e.g. pip install torch\n1\n"
 
 
 def test_the_lines_of_the_help_are_those_of_the_commands():

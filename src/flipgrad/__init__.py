@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flipgrad.errors import InputError
 
 if TYPE_CHECKING:
-    from flipgrad import bounds, estimators, exact, flips, gradeval, plots, zoo
+    from flipgrad import bounds, estimators, exact, export, flips, gradeval, packed, plots, zoo
     from flipgrad.costs import LayerSummary, Summary, summary
     from flipgrad.estimators import (
         ADF,
@@ -45,12 +45,20 @@ if TYPE_CHECKING:
         Variables,
     )
     from flipgrad.graph import Graph
+    from flipgrad.latent import Variational
     from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear, use
     from flipgrad.max_pooling import MaxPool2d
     from flipgrad.network import Member, Sequential
     from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
     from flipgrad.norms import ScaleShift
-    from flipgrad.objectives import CrossEntropy, LogisticLoss, SoftCrossEntropy, SquaredError
+    from flipgrad.objectives import (
+        BernoulliLikelihood,
+        CrossEntropy,
+        GaussianLikelihood,
+        LogisticLoss,
+        SoftCrossEntropy,
+        SquaredError,
+    )
     from flipgrad.residual import Residual, ResidualConv2d, ResidualLinear, Sign
     from flipgrad.steps import Concat
 
@@ -60,13 +68,13 @@ __version__ = "0.1.0.dev0"
 __all__ = [  # noqa: RUF022
     # networks
     "BinaryConv2d", "BinaryLayer", "BinaryLinear", "Concat", "Graph", "MaxPool2d", "Member", "ScaleShift", "Sequential", "use",
-    "Residual", "ResidualConv2d", "ResidualLinear", "Sign",
+    "Residual", "ResidualConv2d", "ResidualLinear", "Sign", "Variational",
     # what it costs
     "LayerSummary", "Summary", "summary",
     # noise
     "Laplace", "Logistic", "Noise", "Normal", "Uniform",
     # objectives
-    "CrossEntropy", "LogisticLoss", "SoftCrossEntropy", "SquaredError",
+    "BernoulliLikelihood", "CrossEntropy", "GaussianLikelihood", "LogisticLoss", "SoftCrossEntropy", "SquaredError",
     # estimators
     "ARMS", "BitFlip", "DoubleCV", "REBAR", "RELAX",
     "LEG", "REINFORCE", "DisARM", "MuProp",
@@ -74,7 +82,7 @@ __all__ = [  # noqa: RUF022
     "ADF", "Concrete", "GumbelRao", "HardST", "LocalReparam", "Tanh", "ZGR",
     "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator", "Path", "PathEstimator", "Variables",
     # modules
-    "bounds", "estimators", "exact", "flips", "gradeval", "plots", "zoo",
+    "bounds", "estimators", "exact", "export", "flips", "gradeval", "packed", "plots", "zoo",
     # errors
     "InputError",
 ]
@@ -88,12 +96,15 @@ _HOMES = {name: f"flipgrad.{module}" for module, names in {
         "LocalEstimator", "LocalReparam", "MuProp", "Path", "PathEstimator", "RunningBaseline", "Tanh", "Variables",
     ],
     "graph": ["Graph"],
+    "latent": ["Variational"],
     "layers": ["BinaryConv2d", "BinaryLayer", "BinaryLinear", "use"],
     "max_pooling": ["MaxPool2d"],
     "network": ["Member", "Sequential"],
     "noise": ["Laplace", "Logistic", "Noise", "Normal", "Uniform"],
     "norms": ["ScaleShift"],
-    "objectives": ["CrossEntropy", "LogisticLoss", "SoftCrossEntropy", "SquaredError"],
+    "objectives": [
+        "BernoulliLikelihood", "CrossEntropy", "GaussianLikelihood", "LogisticLoss", "SoftCrossEntropy", "SquaredError",
+    ],
     "residual": ["Residual", "ResidualConv2d", "ResidualLinear", "Sign"],
     "steps": ["Concat"],
 }.items() for name in names}
@@ -110,6 +121,8 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         """What is not imported yet: a name of ``__all__``, or a module of ours."""
         if name in _HOMES:
+            # It recommends an estimator to all networks, and inside of a compiled graph nothing can be imported any more.
+            import_module("flipgrad.estimators")
             found = globals()[name] = getattr(import_module(_HOMES[name]), name)
             return found
         if not name.startswith("_") and find_spec(f"flipgrad.{name}") is not None:

@@ -19,7 +19,7 @@ from flipgrad import flips
 from flipgrad.errors import InputError
 from flipgrad.flips import ordinary
 from flipgrad.flips.ordinary import Geometry
-from flipgrad.guards import check_unchanged, has_hooks
+from flipgrad.guards import check_unchanged, exporting, has_hooks
 from flipgrad.noise import Noise
 from flipgrad.pooling import PoolModule, fold, overlaps
 
@@ -220,6 +220,10 @@ class Affine(AffineMap):
     def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         return self._over_flips(flips.log_ratio, x, a, states, noise, tolerance)
 
+    def entropy_product(self, x: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
+        """:func:`flipgrad.flips.entropy_product` of the map, for every unit of ``x``."""
+        return self._over_flips(flips.entropy_product, x, a, grad, noise, tolerance)
+
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         form = self.flip_form(self.weight.detach(), x)
         units, shares, a, grad = form.units(x), form.units(share), self.rows(a), self.rows(grad)
@@ -336,7 +340,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Processors multiply such matrices several times faster than rows of a few numbers each, and what follows is elementwise.
     """
-    if x.dim() != 2 or weight.shape[0] > NARROW or x.shape[0] < MANY or x.device.type != "cpu":
+    # A graph that stands alone is for batches of any size.
+    if x.dim() != 2 or weight.shape[0] > NARROW or x.device.type != "cpu" or exporting() or x.shape[0] < MANY:
         return functional.linear(x, weight, bias)
     if bias is None:
         return torch.mm(weight, x.t()).t()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from importlib import import_module
 from inspect import signature
 from typing import Any, ClassVar, final
 
@@ -147,6 +148,7 @@ class LayerCall:
         after: of a residual block, the jets of the stream behind it, once that is known.
         check: in a graph written by hand, refuses an input that a local estimator would be wrong for, whose states are relaxed
             (True) or ±1 (False).
+        earlier: of the last layer, the evaluations of all before it, once the head is asked.
         distribution: what the layer's own states were drawn from, after :meth:`sample`.
     """
 
@@ -162,6 +164,7 @@ class LayerCall:
     branch_rule: Callable[[Any, Tensor], tuple[Tensor, Tensor | None]] | None = None
     check: Callable[[bool], None] | None = None
     after: Jets | None = field(default=None, init=False)
+    earlier: tuple[LayerCall, ...] = field(default=(), init=False)
     distribution: StateDistribution | None = field(default=None, init=False)
     _weight: Tensor | None = field(default=None, init=False)
     _affine: AffineMap | None = field(default=None, init=False)
@@ -205,8 +208,16 @@ class LayerCall:
 Visit = Callable[[LayerCall], Tensor]
 
 
-# What is known of what goes from step to step: of states their prior, of a residual stream its jets.
-Known = Prior | Jets | None
+@final
+@dataclass(frozen=True)
+class Latents:
+    """The states [B, units] of all layers so far, for a head that is given those of all layers."""
+
+    states: tuple[Tensor, ...]
+
+
+# What is known of what goes from step to step: of states their prior, of a residual stream its jets, of latents those before.
+Known = Prior | Jets | Latents | None
 
 
 class Step(ABC):
@@ -282,6 +293,9 @@ class Network:
     def default_estimator(self) -> Estimator:
         """The estimator where none is chosen: the one given to :func:`flipgrad.use`, or the recommended one."""
         attached: Estimator | None = self.binary_layers[0].estimator
+        if attached is None and not _recommended:
+            # The package imports its parts when they are used; this one recommends an estimator.
+            import_module("flipgrad.estimators")
         return attached or _recommended[0]()
 
     def front(self, x: Tensor) -> Tensor:
@@ -322,6 +336,34 @@ class Network:
                 )
         for step in self.steps:
             step.check_examples_alone(who)
+
+
+class CostHead(nn.Module, ABC):
+    """A head that is given the states of all layers, [B, all units], and adds costs of neighbouring layers to the losses.
+
+    Its outputs hold what the objective needs. For estimators that know what a flip is worth it gives the losses itself.
+    """
+
+    @abstractmethod
+    def losses(
+        self,
+        states: Tensor,
+        calls: tuple[LayerCall, ...],
+        objective: Any,
+        of_decoder: OfDecoder,
+        *,
+        flips: bool,
+        tolerance: float,
+    ) -> Tensor:
+        """The losses [B] of the ``states`` that were sampled in the ``calls`` of all layers, with their gradient in the states.
+
+        That is discrete with ``flips``, to a ``tolerance``, else ordinary. ``of_decoder`` gives the losses of the module behind
+        the first layer's states.
+        """
+
+
+# Gives the losses of a network's head behind the states of a layer, with an objective and a tolerance.
+OfDecoder = Callable[[Network, LayerCall, Tensor, Objective, float], Tensor]
 
 
 def no_weight_rule(who: str) -> InputError:
@@ -394,6 +436,13 @@ class Estimator(ABC):
     def passes(self, depth: int) -> int:
         """How many evaluations of the network one estimate takes, for ``depth`` binary layers."""
 
+    def check_latent(self, depth: int, *, sampled: bool) -> None:
+        """Refuse latent-variable models of ``depth`` layers for which the estimate would be wrong; by default none.
+
+        ``sampled``: whether the model's entropies are, and not analytic.
+        """
+        return
+
     @abstractmethod
     def losses(self, net: Network, batch: Batch) -> Tensor:
         """Losses [B] of the batch: their value is the sampled (or relaxed) loss, their gradient the estimate.
@@ -438,6 +487,7 @@ class LocalEstimator(Estimator):
         if net.by_hand:
             # What is behind the last layers, or beside them, is not known, and differentiated in the ordinary way.
             return evaluate(batch.objective, net.outputs(states))
+        calls[-1].earlier = tuple(calls[:-1])
         return self.head(net, calls[-1], states, batch.objective)
 
     def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:

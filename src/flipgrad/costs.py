@@ -225,7 +225,7 @@ class _Watch:
         weights = sum(t.numel() for t in parameters if t.dim() > 1)
         kind, operations, shape = type(layer).__name__, self._operations[layer], self._shapes.get(layer)
         if isinstance(layer, BinaryLayer) and layer.weights == "binary" and shape is not None and self._binary[layer]:
-            bits = layer.weight.numel()
+            bits = 0 if layer.weight in counted else layer.weight.numel()
             packed = -(-bits // 8) + 2 * FLOAT_BYTES * layer.weight.shape[0]
             if isinstance(layer, Residual):
                 # The stream is real-valued, and so is all that acts on it.

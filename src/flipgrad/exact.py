@@ -10,6 +10,9 @@ gradient in every parameter (paper, section 2.1). Only :math:`P^1` depends on th
 With residual blocks a layer depends on all before it, and there is no such chain: all states of all units together are
 enumerated, up to 14 units.
 
+Of a latent-variable model the same matrices take the costs of neighbouring layers along: with the values
+:math:`V^k(z^k)` of all that comes behind, :math:`V^{k-1}(z^{k-1}) = -H + \sum_{z^k} P^k (-\log p(z^{k-1} | z^k) + V^k(z^k))`.
+
 Binary weights that are drawn are summed over too: every configuration of them is a network, and the expectation is that over
 these networks. Of weights that are not drawn, sign(latent), the expected loss is a step function of the latent weights, whose
 derivative is 0.
@@ -31,6 +34,7 @@ from flipgrad.affine import called
 from flipgrad.contract import LayerCall, Network, Step
 from flipgrad.errors import InputError
 from flipgrad.guards import keeping_buffers
+from flipgrad.latent import Elbo, ElboHead, Variational, bernoulli
 from flipgrad.network import Sequential, check_sequential, probabilities
 from flipgrad.noise import sign
 from flipgrad.objectives import Objective, evaluate
@@ -52,6 +56,8 @@ Weights = Mapping[nn.Module, Tensor]
 def expected_loss(net: Sequential | Network, x: Tensor, objective: Objective) -> Tensor:
     """The expected losses E_Z[f] of ``x`` [B, ...], exact and differentiable, [B].
 
+    Of a latent-variable model :func:`negative_elbo` gives them.
+
     In the precision of the parameters and the input, also under autocast: use float64 for a reference. Real-valued modules
     before the first binary layer are evaluated as they are.
 
@@ -59,6 +65,8 @@ def expected_loss(net: Sequential | Network, x: Tensor, objective: Objective) ->
         InputError: if two neighbouring binary layers have more than 24 units together (with residual blocks, all layers more
             than 14), or more than 14 binary weights are drawn; the message says what would fit.
     """
+    if isinstance(net, Network) and isinstance(net.head, ElboHead) and isinstance(objective, Elbo):
+        return _negative_elbo(net, x, objective)
     return _per_example(
         net,
         x,
@@ -80,6 +88,73 @@ def marginal_loss(net: Sequential | Network, x: Tensor, objective: Objective) ->
         return -torch.logsumexp(distribution.clamp(min=tiny).log() - f, 1)
 
     return _per_example(net, x, objective, combine, lambda log_p, losses: -torch.logsumexp(log_p[:, None] - losses, 0))
+
+
+def negative_elbo(model: Variational, x: Tensor) -> Tensor:
+    """The negative ELBOs of data ``x`` [B, ...], exact and differentiable, [B]; refusing as :func:`expected_loss`."""
+    _check_model(model, "negative_elbo")
+    net = model.network()
+    return _negative_elbo(net, x, model.objective(x, net))
+
+
+def log_likelihood(model: Variational, x: Tensor) -> Tensor:
+    """log p(x) of every example, [B], summed over all states of the latents; exact, differentiable and refusing as the rest."""
+    _check_model(model, "log_likelihood")
+    if not len(x):
+        raise InputError("exact: the batch is empty; give at least one example")
+    like = model.prior.detach()
+    with _full_precision(x):
+        _check_budget(1, len(like))
+        states = enumerate_states(like.shape, like)
+        log_p = -bernoulli(model.prior, states)
+        for module in reversed(model.decoder[1:]):
+            units = int(module.out_features)  # type: ignore[arg-type]
+            _check_budget(len(states), units)
+            before = enumerate_states((units,), like)
+            log_p = torch.logsumexp(log_p - _pairs(module(states), before), 1)
+            states = before
+        outputs = model.decoder[0](states).flatten(1)
+        _check_budget(len(x), (len(states) - 1).bit_length())
+        losses = model.data_likelihood(x)(outputs[:, None].expand(-1, len(x), -1))
+        return torch.logsumexp(log_p[:, None] - losses, 0)
+
+
+def _check_model(model: object, who: str) -> None:
+    if not isinstance(model, Variational):
+        raise InputError(f"exact.{who} takes a flipgrad.Variational, got {type(model).__name__}")
+
+
+def _pairs(logits: Tensor, states: Tensor) -> Tensor:
+    """-log p of each of the ``states`` [N, n] under each of the ``logits`` [M, n], [N, M]."""
+    return torch.nn.functional.softplus(logits).sum(1) - (states + 1) / 2 @ logits.t()
+
+
+def _negative_elbo(net: Network, x: Tensor, objective: Elbo) -> Tensor:
+    """Of the network of a latent-variable model, with the objective of the data ``x``."""
+    head = net.head
+    if not isinstance(head, ElboHead) or not len(x):
+        raise InputError("exact: the batch is empty; give at least one example")
+    net.check_examples_alone("exact")
+    with _full_precision(x):
+        first, *others = head.stages
+        matrix, states = _layer(first.sample, net.front(x), {})
+        first.shapes[0] = states.shape[1:]
+        every, matrices = [states], []
+        for stage in others:
+            transition, states = _layer(stage.sample, stage.moved(every[-1].flatten(1)), {})
+            stage.shapes[stage.number] = states.shape[1:]
+            every.append(states)
+            matrices.append(transition)
+        behind = states.new_zeros(len(states))
+        for stage, transition in zip(reversed(others), reversed(matrices), strict=True):
+            before = every[stage.number - 1].flatten(1)
+            pairs = _pairs(head.decoder[stage.number](every[stage.number].flatten(1)), before)
+            entropies = head.entropies(stage, stage.affine()(stage.moved(before)).flatten(1))
+            behind = entropies + (transition * (pairs + behind)).sum(1)
+        outputs = head.decoder[0](every[0].flatten(1)).flatten(1)
+        losses = objective.likelihood(outputs[:, None].expand(-1, len(x), -1))
+        of_data = head.entropies(first, first.affine()(net.front(x)).flatten(1))
+        return of_data + (matrix * (losses.t() + behind)).sum(1)
 
 
 def predictive(net: Sequential, x: Tensor) -> Tensor:

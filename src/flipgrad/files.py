@@ -151,7 +151,8 @@ def read(path: Path, *, missing: str, broken: str, most: int) -> bytes:
     try:
         check_ordinary(path, broken)
         with path.open("rb") as file:
-            content = file.read(most + 1)
+            # It would take memory for all that it is asked to read at first, so it is asked for what there is.
+            content = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise InputError(f"'{path}' cannot be read ({error.strerror}); {missing}") from None
     if len(content) > most:

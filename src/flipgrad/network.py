@@ -23,8 +23,8 @@ from flipgrad.steps import network
 NetT = TypeVar("NetT", bound="BinaryNetwork")
 
 
-class BinaryNetwork(nn.Module, ABC):
-    """What :class:`Sequential` and :class:`flipgrad.Graph` share: sampling, estimates, predictions, members, initialisation."""
+class StochasticModel(nn.Module, ABC):
+    """What has a gradient to be estimated: a :class:`BinaryNetwork`, or a latent-variable model."""
 
     __prepare_scriptable__ = refuse_scripting
 
@@ -36,6 +36,17 @@ class BinaryNetwork(nn.Module, ABC):
     def binary_layers(self) -> list[BinaryLayer]:
         """The binary layers in the order of evaluation."""
         return self.network().binary_layers
+
+    @abstractmethod
+    def parts(self) -> tuple[dict[str, nn.Module], str]:
+        """By name, the modules whose parameters are looked at together; and what those of no such module are called."""
+
+
+class BinaryNetwork(StochasticModel):
+    """What :class:`Sequential` and :class:`flipgrad.Graph` share: sampling, estimates, predictions, members, initialisation."""
+
+    def parts(self) -> tuple[dict[str, nn.Module], str]:
+        return layers_by_number(self), "others"
 
     def forward(
         self,
@@ -69,7 +80,7 @@ class BinaryNetwork(nn.Module, ABC):
         if estimator is not None:
             check_estimator(estimator)
         net = self.network()
-        draw = _source(net, generator or net.binary_layers[0].generator, noise, weight_noise)
+        draw = noise_source(net, generator or net.binary_layers[0].generator, noise, weight_noise)
         if antithetic:
             if noise is not None or len(x) % 2:
                 raise InputError("antithetic=True draws noise for pairs: give an even batch, and no noise")
@@ -209,6 +220,9 @@ class Sequential(BinaryNetwork):
     def __getitem__(self, index: int) -> nn.Module:
         return self.get_submodule(self.body[index])
 
+    def parts(self) -> tuple[dict[str, nn.Module], str]:
+        return {**layers_by_number(self), "head": self.head}, "front"
+
     def network(self) -> Network:
         return network((self.get_submodule(name) for name in self.body), self.head)
 
@@ -252,7 +266,12 @@ def probabilities(outputs: Tensor) -> Tensor:
     return outputs.sigmoid() if outputs.shape[-1] == 1 else outputs.softmax(-1)
 
 
-def parameters_by_layer(net: BinaryNetwork) -> dict[str, dict[str, nn.Parameter]]:
+def layers_by_number(net: StochasticModel) -> dict[str, nn.Module]:
+    """The binary layers as "layer 1", "layer 2", ..."""
+    return {f"layer {k}": layer for k, layer in enumerate(net.binary_layers, 1)}
+
+
+def parameters_by_layer(net: StochasticModel) -> dict[str, dict[str, nn.Parameter]]:
     """The trainable parameters of "front", "layer 1", ..., "head" by name; those that several layers share belong to the first.
 
     Of a model written by hand, it is not known where in it the others are: those of no binary layer are "others".
@@ -261,19 +280,19 @@ def parameters_by_layer(net: BinaryNetwork) -> dict[str, dict[str, nn.Parameter]
     >>> list(parameters_by_layer(Sequential(BinaryLinear(2, 4), BinaryLinear(4, 4), head=nn.Linear(4, 2))))
     ['layer 1', 'layer 2', 'head']
     """
-    layers = {f"layer {k}": layer for k, layer in enumerate(net.binary_layers, 1)}
+    parts, rest = net.parts()
     # Backwards, so that the first has the last word.
-    named = reversed([*layers.items(), *([("head", net.head)] if isinstance(net, Sequential) else [])])
+    named = reversed(parts.items())
     owners = {id(parameter): name for name, module in named for parameter in module.parameters()}
-    groups: dict[str, dict[str, nn.Parameter]] = {name: {} for name in ("front", *layers, "head", "others")}
-    rest = "front" if isinstance(net, Sequential) else "others"
+    order = (rest, *parts) if rest == "front" else (*parts, rest)
+    groups: dict[str, dict[str, nn.Parameter]] = {name: {} for name in order}
     for name, parameter in net.named_parameters():
         if parameter.requires_grad:
             groups[owners.get(id(parameter), rest)][name] = parameter
     return {name: group for name, group in groups.items() if group}
 
 
-def layers_with_binary_weights(net: BinaryNetwork) -> dict[str, BinaryLayer]:
+def layers_with_binary_weights(net: StochasticModel) -> dict[str, BinaryLayer]:
     """These layers, by the names that :func:`parameters_by_layer` has for them."""
     return {f"layer {k}": layer for k, layer in enumerate(net.binary_layers, 1) if layer.weights == "binary"}
 
@@ -298,17 +317,33 @@ def _weight_noises(layers: Sequence[BinaryLayer]) -> list[Noise]:
     return [layer.weight_noise for layer in layers if layer.weight_noise is not None]
 
 
-def _source(
-    net: Network, generator: Generator | None, noise: Sequence[Tensor] | None, weight_noise: Sequence[Tensor] | None
+def noise_source(
+    net: Network,
+    generator: Generator | None,
+    noise: Sequence[Tensor] | None,
+    weight_noise: Sequence[Tensor] | None = None,
 ) -> Draw:
     """New noise, and what is handed in of it, of units and of weights."""
     layers = net.binary_layers
     drawn = fresh(generator)
-    units = drawn if noise is None else _handed_in(noise, len(layers), "noise", "binary layers", "pre-activations")
+    wanted = (len(layers), len(_weight_noises(layers)))
+    units = drawn if noise is None else _handed_in_units(noise, wanted[0])
     if weight_noise is None:
         return units if units is drawn else Apart(units, drawn)
-    wanted = len(_weight_noises(layers))
-    return Apart(units, _handed_in(weight_noise, wanted, "weight_noise", "layers that draw their weights", "weights"))
+    return Apart(units, _handed_in_weights(weight_noise, wanted[1]))
+
+
+def given_noise(noise: Sequence[Tensor], weight_noise: Sequence[Tensor], wanted: tuple[int, int]) -> Draw:
+    """A source of noise that is handed in, of units and of weights; ``wanted`` are the numbers of tensors of both."""
+    return Apart(_handed_in_units(noise, wanted[0]), _handed_in_weights(weight_noise, wanted[1]))
+
+
+def _handed_in_units(noise: Sequence[Tensor], wanted: int) -> Draw:
+    return _handed_in(noise, wanted, "noise", "binary layers", "pre-activations")
+
+
+def _handed_in_weights(noise: Sequence[Tensor], wanted: int) -> Draw:
+    return _handed_in(noise, wanted, "weight_noise", "layers that draw their weights", "weights")
 
 
 def _handed_in(noise: Sequence[Tensor], layers: int, name: str, of: str, to: str) -> Draw:

@@ -77,6 +77,10 @@ class Noise(ABC):
         """log F(a) / F(-a): how much likelier +1 is than -1."""
         return self._log_odds(self._standard(a))
 
+    def negative_entropy(self, a: Tensor) -> Tensor:
+        """-H of a state with pre-activation ``a``: F(a) log F(a) + F(-a) log F(-a)."""
+        return self.cdf(a) * self.log_cdf(a) + self.cdf(-a) * self.log_cdf(-a)
+
     def score(self, x: Tensor, a: Tensor) -> Tensor:
         """d log P(state x | pre-activation a) / da of states ``x`` in {-1, +1}; 0 for an impossible state."""
         return x * self._log_slope(self._standard(x * a)) / self.scale

@@ -1,11 +1,13 @@
 """Objectives: losses of the head's output that accept extra leading dimensions, so that flips can be evaluated at once.
 
 An objective maps outputs [..., B, K] to losses [..., B]; targets of a batch [B, ...] are broadcast over the dimensions in
-front. Any callable that does the same is an objective, for example ``lambda out: out.square().sum(-1)``.
+front. Any callable that does the same is an objective, for example ``lambda out: out.square().sum(-1)``. Those that add up over
+the outputs, likelihoods and squares, have cheap flips behind a linear head however many outputs there are.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import final
@@ -16,6 +18,7 @@ from torch.nn import functional
 
 from flipgrad import memory
 from flipgrad.errors import InputError
+from flipgrad.flips import heads
 from flipgrad.guards import cannot_look, capturing
 
 Objective = Callable[[Tensor], Tensor]
@@ -41,10 +44,127 @@ class _BatchObjective(ABC):
     def losses(self, outputs: Tensor) -> Tensor:
         """The losses [..., B] of ``outputs`` [..., B, K]."""
 
-    @final
     def select(self, index: slice | Tensor) -> _BatchObjective:
         """The objective of part of the batch."""
         return type(self)(self.targets[index])
+
+
+class AdditiveObjective(_BatchObjective):
+    """An objective that adds up over the outputs: flips behind a linear head are then sums over flips.
+
+    Nothing is as large as outputs times flips, see :mod:`flipgrad.flips.heads`.
+    """
+
+    def __init__(self, targets: Tensor, who: str, name: str) -> None:
+        if targets.dim() != 2:
+            raise InputError(
+                f"{who} takes {name} [B, K], got shape {list(targets.shape)}; use {name.split()[-1]}[:, None] for K = 1"
+            )
+        super().__init__(targets)
+
+    @final
+    def losses(self, outputs: Tensor) -> Tensor:
+        if outputs.shape[-1] != self.targets.shape[1]:
+            raise InputError(
+                f"{type(self).__name__}: the target has {self.targets.shape[1]} values per example, the head "
+                f"{outputs.shape[-1]}"
+            )
+        return self.sums(outputs)
+
+    @abstractmethod
+    def sums(self, outputs: Tensor) -> Tensor:
+        """The losses [..., B] of ``outputs`` [..., B, K] of the right size."""
+
+    @abstractmethod
+    def discrete_derivative(self, x: Tensor, outputs: Tensor, weight: Tensor, tolerance: float) -> Tensor:
+        """That in every one of the states ``x`` [B, n], of which ``weight`` [K, n] gives the ``outputs`` [B, K].
+
+        With the relative L2 error ``tolerance``, 0 for none.
+        """
+
+    def means(self, outputs: Tensor) -> Tensor:
+        """The means of what has this likelihood, given the outputs; by default these."""
+        return outputs
+
+    def averaged_losses(
+        self, x: Tensor, outputs: Tensor, opposite: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor | None:
+        """The losses [B], whose gradient in each weight is averaged over the states of its own unit; None if not known.
+
+        ``opposite`` [B, n] are the probabilities of the states other than ``x``; in the ``bias`` the gradient is the mean over
+        all units of such averages.
+        """
+        return None
+
+
+@final
+class BernoulliLikelihood(AdditiveObjective):
+    """-log p(targets) of independent bits with the outputs for logits, summed over these, per example.
+
+    Args:
+        targets: 0 or 1, or probabilities between them, [B, K].
+
+    >>> BernoulliLikelihood(torch.ones(2, 4))(torch.zeros(5, 2, 4)).shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(self, targets: Tensor) -> None:
+        super().__init__(targets, "BernoulliLikelihood", "targets")
+        if not targets.is_floating_point():
+            raise InputError(f"BernoulliLikelihood takes targets of floating point, got {targets.dtype}: give targets.float()")
+        if not cannot_look() and not bool(((targets >= 0) & (targets <= 1)).all()):
+            raise InputError("BernoulliLikelihood: targets must be from 0 to 1; scale or binarise them first")
+
+    def sums(self, outputs: Tensor) -> Tensor:
+        targets = self.targets.expand_as(outputs)
+        return functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none").sum(-1)
+
+    def discrete_derivative(self, x: Tensor, outputs: Tensor, weight: Tensor, tolerance: float) -> Tensor:
+        return heads.bernoulli(x, outputs, self.targets, weight, tolerance=tolerance)
+
+    def means(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
+
+
+@final
+class GaussianLikelihood(AdditiveObjective):
+    """-log p(targets) of independent normal variables with the outputs for means, summed over these, per example.
+
+    Args:
+        targets: [B, K].
+        scale: their standard deviation, a positive number, or a positive tensor [K], which may be learned.
+
+    >>> GaussianLikelihood(torch.ones(2, 4), scale=0.5)(torch.zeros(5, 2, 4)).shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(self, targets: Tensor, scale: Tensor | float = 1.0) -> None:
+        super().__init__(targets, "GaussianLikelihood", "targets")
+        self.scale = torch.as_tensor(scale, dtype=targets.dtype, device=targets.device)
+        shaped = self.scale.shape in ((), targets.shape[1:])
+        if not shaped or not (cannot_look() or bool((self.scale > 0).all() and torch.isfinite(self.scale).all())):
+            raise InputError(
+                f"GaussianLikelihood: the scale must be a positive number, or {targets.shape[1]} of them, one per output; got "
+                f"shape {list(self.scale.shape)}"
+            )
+
+    def select(self, index: slice | Tensor) -> GaussianLikelihood:
+        return GaussianLikelihood(self.targets[index], self.scale)
+
+    def sums(self, outputs: Tensor) -> Tensor:
+        constant = (self.scale.log() + 0.5 * math.log(2 * math.pi)).expand(outputs.shape[-1]).sum()
+        return ((outputs - self.targets) / self.scale).square().sum(-1) / 2 + constant
+
+    def discrete_derivative(self, x: Tensor, outputs: Tensor, weight: Tensor, tolerance: float) -> Tensor:
+        scale = self.scale.expand(weight.shape[0])
+        return heads.quadratic(x, (outputs - self.targets) / scale, weight / scale[:, None])
+
+    def averaged_losses(
+        self, x: Tensor, outputs: Tensor, opposite: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor | None:
+        losses = self.sums(outputs.detach())
+        precision = self.scale.detach().expand(weight.shape[0]) ** -2
+        return losses + heads.averaged_quadratic(x, outputs - self.targets, precision, opposite, weight, bias)
 
 
 @final
@@ -134,7 +254,7 @@ class LogisticLoss(_BatchObjective):
 
 
 @final
-class SquaredError(_BatchObjective):
+class SquaredError(AdditiveObjective):
     """The squared distance of the outputs to a target, summed over the outputs, per example.
 
     Args:
@@ -142,19 +262,21 @@ class SquaredError(_BatchObjective):
     """
 
     def __init__(self, target: Tensor) -> None:
-        if target.dim() != 2:
-            raise InputError(
-                f"SquaredError takes a target [B, K], got shape {list(target.shape)}; use target[:, None] for K = 1"
-            )
-        super().__init__(target)
+        super().__init__(target, "SquaredError", "a target")
         self.target = target
 
-    def losses(self, outputs: Tensor) -> Tensor:
-        if outputs.shape[-1] != self.target.shape[1]:
-            raise InputError(
-                f"SquaredError: the target has {self.target.shape[1]} values per example, the head {outputs.shape[-1]}"
-            )
+    def sums(self, outputs: Tensor) -> Tensor:
         return (outputs - self.target).square().sum(-1)
+
+    def discrete_derivative(self, x: Tensor, outputs: Tensor, weight: Tensor, tolerance: float) -> Tensor:
+        return 2 * heads.quadratic(x, outputs - self.target, weight)
+
+    def averaged_losses(
+        self, x: Tensor, outputs: Tensor, opposite: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor | None:
+        precision = torch.full_like(weight[:, 0], 2.0).detach()
+        carrier = heads.averaged_quadratic(x, outputs - self.target, precision, opposite, weight, bias)
+        return self.sums(outputs.detach()) + carrier
 
 
 def evaluate(objective: Objective, outputs: Tensor) -> Tensor:

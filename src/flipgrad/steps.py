@@ -94,7 +94,7 @@ class Sample(Step):
     binary: bool
 
     def run(self, x: Tensor, known: Known, visit: Visit, draw: Draw) -> tuple[Tensor, Known]:
-        prior, jets = (known, None) if isinstance(known, Prior) else (None, known)
+        prior, jets = (known if isinstance(known, Prior) else None), (known if isinstance(known, Jets) else None)
         call = LayerCall(self.layer, x, self.binary, self.views, draw, prior, jets=jets)
         states = _hooked(self.layer, call, visit)
         return states, call.distribution and call.distribution.prior()

@@ -12,7 +12,7 @@ from flipgrad import files, plots
 from flipgrad.benchmarks.step import memory
 from flipgrad.benchmarks.toy import _agrees, _rate
 from flipgrad.data import toy
-from flipgrad.flips import compiled, rank_one
+from flipgrad.flips import compiled, heads, rank_one
 from flipgrad.gradeval.draws import Problem, Sampler
 from flipgrad.native import library
 from flipgrad.training.models import cifar_net, fully_connected
@@ -57,6 +57,18 @@ def test_flip_ratios_are_given_for_right_kernels_only(monkeypatch):
         flip_product = compiled.flip_product
         monkeypatch.setattr(compiled, "flip_product", lambda *arguments: 1.001 * flip_product(*arguments))
         assert flips._measure(layer)["native_over_gradient"] is None
+
+
+def test_flips_of_a_likelihood_are_measured_if_they_are_right(monkeypatch):
+    monkeypatch.setattr(flips, "REPEATS", 1)
+    row = flips._bernoulli_head(1)
+    assert (row["units"], row["outputs"], row["batch"]) == (200, 784, 50)
+    assert row["flips_over_gradient"] > 0
+    assert row["error"] < 1e-3
+    assert row["way"].startswith("expansion")
+    sound = heads.bernoulli
+    monkeypatch.setattr(heads, "bernoulli", lambda *tensors, tolerance: 1.01 * sound(*tensors, tolerance=tolerance))
+    assert flips._bernoulli_head(1)["flips_over_gradient"] is None
 
 
 def test_the_layers_are_those_of_the_papers_network():

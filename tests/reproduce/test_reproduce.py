@@ -176,5 +176,5 @@ def test_claims_are_readable():
     assert str(Claim("it is so", False, "1 > 2")).startswith("- DOES NOT HOLD: it is so")
     assert reproduce.EXPERIMENTS.keys() == {
         *("rmse", "cosine", "rmse-unbiased", "cosine-unbiased", "width", "depth", "estimators"),
-        *("toy-training", "toy-example", "cifar", "muprop", "timing", "beyond", "weights"),
+        *("toy-training", "toy-example", "cifar", "muprop", "timing", "beyond", "weights", "vae"),
     }

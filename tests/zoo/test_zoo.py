@@ -125,6 +125,12 @@ def test_the_documentation_has_all_cards():
     assert fg.zoo.markdown() in DOCS.read_text(), "run: flipgrad zoo --markdown, and put it into docs/zoo.md"
 
 
+def test_a_network_can_be_loaded_where_gradients_are_switched_off():
+    with torch.no_grad():
+        net = fg.zoo.load("digits-binary")
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
 def test_a_network_of_a_run_can_be_added_and_loaded(run, zoo):
     card = fg.zoo.add(zoo, run, "toy-binary", seed=3)
     assert zoo.names() == ["toy-binary"]

@@ -8,10 +8,11 @@ from flipgrad.benchmarks.loop import loop
 from flipgrad.benchmarks.scaling import scaling
 from flipgrad.benchmarks.step import memory, step
 from flipgrad.benchmarks.toy import exact, gradeval
+from flipgrad.benchmarks.vae import vae
 
 # By their names on the command line. Each returns plain data.
 BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
-    benchmark.__name__: benchmark for benchmark in (exact, flips, gradeval, loop, memory, scaling, step)
+    benchmark.__name__: benchmark for benchmark in (exact, flips, gradeval, loop, memory, scaling, step, vae)
 }
 
 __all__ = ["BENCHMARKS"]

@@ -1,4 +1,4 @@
-"""The flip product over the ordinary input gradient, for the layers of the paper's CIFAR-10 network and a wide linear one."""
+"""The flip product over the ordinary input gradient, of layers of the paper's network, a wide one and a likelihood."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_input
 
-from flipgrad.flips import Geometry, compiled, separable, vectorized
+from flipgrad.flips import Geometry, compiled, heads, separable, vectorized
 from flipgrad.flips.form import find_form, root_mean_square
 from flipgrad.machine import fastest
 from flipgrad.native import library
@@ -18,6 +18,7 @@ from flipgrad.noise import Logistic, sign
 from flipgrad.training.models import CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES
 
 BATCH, LINEAR_BATCH = 64, 256
+HEAD_BATCH, HEAD_UNITS, HEAD_OUTPUTS = 50, 200, 784
 REPEATS = 15
 TOLERANCE = 1e-3
 # Relative L2 error above which a kernel is wrong.
@@ -49,6 +50,8 @@ def flips() -> dict[str, Any]:
         ratios = [row[f"{kernel}_over_gradient"] for name, row in rows.items() if name.startswith("conv")]
         if all(ratio is not None for ratio in ratios):
             result[f"{kernel}_geometric_mean"] = geometric_mean(ratios)
+    result["bernoulli_head"] = _bernoulli_head(1)
+    result["bernoulli_head_weights_x5"] = _bernoulli_head(5)
     return result
 
 
@@ -89,3 +92,34 @@ def _measure(layer: Layer) -> dict[str, Any]:
         row[f"{name}_error"] = error
         row[f"{name}_over_gradient"] = seconds[name] / seconds["gradient"] if error is not None and error <= limit else None
     return row
+
+
+def _bernoulli_head(factor: float) -> dict[str, Any]:
+    """Flips of the units before the logits of black and white images, over the ordinary gradient of the likelihood in them.
+
+    With the weights that ``nn.Linear`` begins with, times a ``factor``, and bits of which a fifth are 1.
+    """
+    torch.manual_seed(0)
+    head = torch.nn.Linear(HEAD_UNITS, HEAD_OUTPUTS)
+    weight = (head.weight.detach() * factor).contiguous()
+    x = sign(torch.randn(HEAD_BATCH, HEAD_UNITS))
+    targets = (torch.rand(HEAD_BATCH, HEAD_OUTPUTS) < 0.2).float()
+    logits = x @ weight.t() + head.bias.detach()
+
+    def by_flips() -> Tensor:
+        return heads.bernoulli(x, logits, targets, weight, tolerance=TOLERANCE)
+
+    works: dict[str, Callable[[], Tensor]] = {"gradient": lambda: (logits.sigmoid() - targets) @ weight, "flips": by_flips}
+    seconds = fastest(works, repeats=4 * REPEATS)
+    some, outputs, bits = (t[:2].double() for t in (x, logits, targets))
+    expected = vectorized.log_ratio(some, outputs, 2 * bits - 1, weight.double(), NOISE) * some / 2
+    error = float((by_flips()[:2] - expected).norm() / expected.norm())
+    return {
+        "units": HEAD_UNITS,
+        "outputs": HEAD_OUTPUTS,
+        "batch": HEAD_BATCH,
+        "way": heads.explain(weight, examples=HEAD_BATCH, tolerance=TOLERANCE),
+        "gradient_seconds": seconds["gradient"],
+        "error": error,
+        "flips_over_gradient": seconds["flips"] / seconds["gradient"] if error <= TOLERANCE else None,
+    }

@@ -38,7 +38,9 @@ def exact() -> dict[str, Any]:
     result: dict[str, Any] = {"points": len(toy().train), "seconds": seconds, "limits": {}, "peak_memory_gb": {}}
     for width, limit in LIMITS.items():
         problem, name = _problem(width), f"{width}-{width}-{width}"
-        seconds |= fastest({name: gradient(problem.net, problem.x, problem.objective, Exact())}, repeats=REPEATS)
+        net: Any = problem.net
+        objective: Any = problem.objective
+        seconds |= fastest({name: gradient(net, problem.x, objective, Exact())}, repeats=REPEATS)
         result["limits"][name] = limit
         result["peak_memory_gb"][name] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return result

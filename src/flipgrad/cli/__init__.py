@@ -22,6 +22,10 @@ COMMANDS = {
     "train": "Train a stochastic binary network; store metrics, weights, checkpoints and a picture.",
     "evaluate": "Measure a trained network: accuracies, losses and calibration with one, many and no samples, and what layers "
     "cost.",
+    "pack": "Write a trained network with binary weights as a file of bits, which runs without torch.",
+    "predict": "Classify images with a packed network, without torch: class, probability, and how much the members disagree.",
+    "export": "Write a trained network for other programs: an ONNX file of standard operators, checked by onnxruntime if that "
+    "is there.",
     "gradeval": "Measure gradient estimators against the exact gradient: bias, variance, RMSE and cosine per layer.",
     "reproduce": "Reproduce the paper's figures and tables: JSON, PNG and PDF each, and which of its claims the numbers "
     "support.",
@@ -71,6 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _complain(str(error), BAD_INPUT)
     except (DivergenceError, StorageError, CellError) as error:
         _complain(str(error), FAILED)
+    except ModuleNotFoundError as error:
+        # Where packed networks are used, torch need not be installed.
+        if (error.name or "flipgrad").partition(".")[0] == "flipgrad":
+            raise
+        _complain(f"this command needs the package {error.name}: install it, e.g. pip install {error.name}", FAILED)
     except OSError as error:
         # Of what the commands themselves write they say more; this is for instance a log on a full disk.
         _complain(f"cannot read or write: {error}", FAILED)
@@ -82,8 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _complain(message: str, code: int) -> NoReturn:
-    # Of many processes one speaks.
-    if launched_rank() == 0:
+    # Of many processes one speaks. There is no message where the help was all that was wanted.
+    if launched_rank() == 0 and message:
         sys.stderr.write(f"flipgrad: {' '.join(message.splitlines())}\n")
     sys.exit(code)
 

@@ -35,7 +35,7 @@ from flipgrad.contract import LayerCall, Network
 from flipgrad.errors import InputError
 from flipgrad.guards import cannot_look, capturing, has_hooks
 from flipgrad.jets import Added
-from flipgrad.objectives import Objective, check_alone, evaluate
+from flipgrad.objectives import AdditiveObjective, Objective, check_alone, evaluate
 from flipgrad.steps import Apply, PoolStates, Sample
 
 HeadGradient = Literal["sampled", "enhanced", "rao-blackwell"]
@@ -45,11 +45,19 @@ NUMBERS_AT_ONCE = 2**20
 
 
 def head_losses(
-    net: Network, last: LayerCall, states: Tensor, objective: Objective, gradient: HeadGradient, *, flip: bool
+    net: Network,
+    last: LayerCall,
+    states: Tensor,
+    objective: Objective,
+    gradient: HeadGradient,
+    *,
+    flip: bool,
+    tolerance: float = 0.0,
 ) -> Tensor:
     """The losses [B] of the ``last`` layer's ``states``, differentiable in these and in the head's parameters.
 
-    ``gradient`` is that in the head's parameters; ``flip``: whether that in the states is the discrete or the ordinary one.
+    ``gradient`` is that in the head's parameters; ``flip``: whether that in the states is the discrete or the ordinary one, and
+    then the ``tolerance`` is for an objective that adds up over the outputs of a linear head. Others are evaluated at flips.
     """
     x = states.detach()
     behind_layer = isinstance(net.steps[-1 - len(_behind(net))], Sample)
@@ -59,7 +67,12 @@ def head_losses(
         return evaluate(objective, net.outputs(states))
     if gradient == "enhanced" and not behind_layer:
         raise InputError("head='enhanced' needs a binary layer, not Concat, before the head; use head='sampled'")
-    if gradient == "rao-blackwell" and is_linear(net.head):
+    discrete: Tensor | None = None
+    flipped = x
+    if isinstance(objective, AdditiveObjective) and is_linear(net.head) and gradient != "enhanced":
+        opposite = _opposite(net, last, x) if gradient == "rao-blackwell" else None
+        outputs, losses, discrete = _adding_up(net, net.head, x, opposite, objective, tolerance, flip)
+    elif gradient == "rao-blackwell" and is_linear(net.head):
         outputs, losses, flipped = _rao_blackwell(net, net.head, x, _opposite(net, last, x), objective)
     else:
         outputs = net.outputs(x)
@@ -73,7 +86,8 @@ def head_losses(
     if not torch.is_grad_enabled():
         return losses
     if flip:
-        discrete = (losses.detach() - flipped.detach()).t().reshape(x.shape) * x / 2
+        if discrete is None:
+            discrete = (losses.detach() - flipped.detach()).t().reshape(x.shape) * x / 2
         # Its value is 0: it only carries the gradient.
         return losses + ((states - x) * discrete).flatten(1).sum(1)
     # The ordinary derivative in the states, and none in the head's parameters.
@@ -185,6 +199,33 @@ def _flipped_losses(net: Network, x: Tensor, outputs: Tensor, objective: Objecti
         return evaluate(objective, outputs.unflatten(0, (len(units), len(x))))
 
     return in_chunks(anew, x.numel(), torch.arange(x.flatten(1).shape[1], device=x.device))
+
+
+def _adding_up(
+    net: Network,
+    head: nn.Linear,
+    x: Tensor,
+    opposite: Tensor | None,
+    objective: AdditiveObjective,
+    tolerance: float,
+    flip: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Outputs [B, K], losses [B], and if asked for the discrete derivative like ``x``, of an objective that adds up.
+
+    The gradient in the head's parameters is averaged if the probabilities of ``opposite`` states [units, B] are given, and the
+    objective knows how.
+    """
+    outputs = net.outputs(x)
+    units, weight = x.flatten(1).to(outputs.dtype), folded_weight(head.weight, net.tail, x).to(outputs.dtype)
+    losses = None
+    if opposite is not None:
+        losses = objective.averaged_losses(units, outputs, opposite.t(), weight, head.bias)
+    if losses is None:
+        losses = evaluate(objective, outputs)
+    if not flip or not torch.is_grad_enabled():
+        return outputs, losses, None
+    discrete = objective.discrete_derivative(units, outputs.detach(), weight.detach(), tolerance)
+    return outputs, losses, discrete.view_as(x)
 
 
 def _rao_blackwell(

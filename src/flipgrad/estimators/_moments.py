@@ -25,6 +25,13 @@ class MomentEstimator(LocalEstimator):
     relaxed_objective = True
     second_derivatives = True
 
+    @final
+    def check_latent(self, depth: int, *, sampled: bool) -> None:
+        raise InputError(
+            f"{type(self).__name__} propagates means, and what a latent-variable model's costs are of means is not known to be "
+            "right; use fg.PSA(), fg.ST() or an unbiased estimator such as fg.DisARM()"
+        )
+
     @abstractmethod
     def means(self, call: LayerCall, mu: Tensor, v: Tensor) -> Tensor:
         """The means of the layer's units, whose pre-activations have the means ``mu`` and the variances ``v``."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.affine import AffineMap, Signal
-from flipgrad.contract import LayerCall, LocalEstimator, Network, Prior, WeightCall
+from flipgrad.contract import CostHead, LayerCall, LocalEstimator, Network, Prior, WeightCall
 from flipgrad.errors import InputError
 from flipgrad.estimators._head import HeadGradient, head_losses, stream_losses
 from flipgrad.guards import capturing, once
@@ -64,11 +64,34 @@ class SampleAnalytic(LocalEstimator):
         return other[name] if name in other else super().argument(name)
 
     @final
+    def check_latent(self, depth: int, *, sampled: bool) -> None:
+        name = type(self).__name__
+        if depth > 1 and self.inputs not in ("auto", "sampled"):
+            raise InputError(
+                f"{name}(inputs={self.inputs!r}): in a model of several latent layers the signal of a layer "
+                "depends on its own input, and no average over that is known; use inputs='sampled' or 'auto'"
+            )
+        if depth > 1 and sampled and self.flips:
+            raise InputError(
+                f"{name} takes the entropies of several latent layers in closed form, and of sampled ones its bias is large: "
+                "make the model with entropy='analytic'"
+            )
+
+    @final
     def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+        if isinstance(net.head, CostHead):
+            calls, tolerance = (*last.earlier, last), self.tolerance
+            return net.head.losses(states, calls, objective, self._of_decoder, flips=self.flips, tolerance=tolerance)
         if net.ends_in_stream:
             self._check_stream_head()
             return stream_losses(net, last, states, objective, self.tolerance, flip=self.flip_head)
-        return head_losses(net, last, states, objective, self.head_gradient, flip=self.flip_head)
+        return head_losses(net, last, states, objective, self.head_gradient, flip=self.flip_head, tolerance=self.tolerance)
+
+    def _of_decoder(self, net: Network, call: LayerCall, states: Tensor, objective: Objective, tolerance: float) -> Tensor:
+        """The losses of what generates the data, behind the flattened ``states`` of the layer of a ``call``."""
+        known = call.distribution is not None and call.distribution.a.shape == states.shape
+        gradient = self.head_gradient if known else "sampled"
+        return head_losses(net, call, states, objective, gradient, flip=self.flip_head, tolerance=tolerance)
 
     @final
     def states(self, call: LayerCall) -> Tensor:

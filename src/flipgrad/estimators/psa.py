@@ -50,10 +50,13 @@ class PSA(SampleAnalytic):
             without, it is within 1 to 3 % of one draw's gradient.
         head: the gradient in the head's own parameters. "sampled" is that of the sampled loss; "enhanced" averages it over
             flips of the last layer's units with the paper's weight 1/n; "rao-blackwell" averages that of each weight of a
-            linear head over its own unit's two states (and is "sampled" for other heads). All have the same mean; the
-            latter two have no larger variance than the first. The second needs the last binary layer right before the head.
-        flip_head: whether the loss is evaluated at every flip of the last layer's units. A linear head does that fast, any
-            other module is evaluated on all flipped states; False linearises the head instead, as ST does.
+            linear head over its own unit's two states (and is "sampled" for other heads, and for Bernoulli likelihoods). All
+            have the same mean; the latter two have no larger variance than the first. The second needs the last binary layer
+            right before the head.
+        flip_head: whether the loss is evaluated at every flip of the last layer's units. A linear head does that fast, and with
+            an objective that adds up over its outputs as fast as a layer, however many these are
+            (:mod:`flipgrad.flips.heads`). Any other module is evaluated on all flipped states; False linearises the head
+            instead, as ST does.
         tolerance: the relative error that is allowed in every layer's flip product; large layers then cost two or three
             ordinary products (:func:`flipgrad.flips.explain` tells). It is far below the noise of one draw.
         exact: never approximate.

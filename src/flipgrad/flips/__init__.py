@@ -1,10 +1,11 @@
-r"""Sums over flips of a layer's binary inputs, of which three are needed.
+r"""Sums over flips of a layer's binary inputs, of which four are needed.
 
 - :func:`flip_product` is the gradient in binary states,
   :math:`u_i = x_i \sum_j [F(a_j) - F(a_j - 2A_{ji}x_i)]\, g_j`: the one hard operation of PSA.
 - :func:`log_ratio` is how much likelier the layer's output states y would be,
   :math:`\log r_i = \sum_j [\log p(y_j | a_j - 2A_{ji}x_i) - \log p(y_j | a_j)]`; the posterior of a unit given its
   children follows from it.
+- :func:`entropy_product` is the flip product of :math:`g_j F(a) - H(F(a))`: with the entropy of the layer's states for a cost.
 - :func:`slope_product` is how much a weight's gradient changes with its own input.
 
 ``naive`` is their definition. Each other way of computing them is a module with a function for every sum that it knows:
@@ -28,7 +29,7 @@ from flipgrad.flips.choice import Choice, choose, choose_per_weight, explain
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
-__all__ = ["Choice", "Geometry", "choose", "explain", "flip_product", "log_ratio", "slope_product"]
+__all__ = ["Choice", "Geometry", "choose", "entropy_product", "explain", "flip_product", "log_ratio", "slope_product"]
 
 # The noises that operators know.
 KINDS: dict[str, type[Noise]] = {kind.__name__: kind for kind in (Laplace, Logistic, Normal, Uniform)}
@@ -39,6 +40,10 @@ EXACT = {"native": compiled, "triton": triton, "vectorized": vectorized}
 # The error of log ratios and slope products may be this many times the tolerance, which is that of flip products: what depends
 # on them, a posterior probability or a small correction, does so weakly.
 RATIO_ERROR_FACTOR = 10
+
+# Curvatures of entropies have all the same sign, so that errors add up which those of a flip product's gradients do not: a form
+# for them has this share of the tolerance.
+ENTROPY_SHARE = 0.25
 
 
 class _Sum(NamedTuple):
@@ -62,6 +67,7 @@ class _Sum(NamedTuple):
 
 _FLIP = _Sum("flip_product", ("x", "a", "grad", "weight"))
 _RATIO = _Sum("log_ratio", ("x", "a", "states", "weight"))
+_ENTROPY = _Sum("entropy_product", ("x", "a", "grad", "weight"))
 _SLOPE = _Sum("slope_product", ("x", "share", "a", "grad", "weight"), per_weight=True)
 
 
@@ -120,6 +126,29 @@ def log_ratio(
         The logarithms, shaped like ``x``.
     """
     return _evaluate(_RATIO, noise, tolerance, (x, a, states, weight), geometry)
+
+
+def entropy_product(
+    x: Tensor,
+    a: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    noise: Noise,
+    geometry: Geometry | None = None,
+    *,
+    tolerance: float = 0.0,
+) -> Tensor:
+    r"""The flip product with the negative entropy of the layer's states for one more cost.
+
+    .. math:: u_i = x_i \sum_j \big[h_j(a_j) - h_j(a_j - 2 A_{ji} x_i)\big], \quad h_j(a) = g_j F(a) - H(F(a))
+
+    Args:
+        x, a, grad, weight, noise, geometry, tolerance: as for :func:`flip_product`.
+
+    Returns:
+        The sums, shaped like ``x``.
+    """
+    return _evaluate(_ENTROPY, noise, ENTROPY_SHARE * tolerance, (x, a, grad, weight), geometry)
 
 
 def slope_product(
@@ -181,11 +210,14 @@ def _compute(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tenso
     choice = decide(weight, noise, places, tolerance, a=a)
     form = choice.form if choice.kernel == "separable" else None
     # A form is made for flip products, and may be too coarse for the other sums.
-    if form is not None and separable.error(kind.name, form, noise) <= RATIO_ERROR_FACTOR * tolerance:
+    allowed = tolerance if kind is _ENTROPY else RATIO_ERROR_FACTOR * tolerance
+    if form is not None and separable.error(kind.name, form, noise) <= allowed:
         result: Tensor = getattr(separable, kind.name)(*inputs, noise, form, geometry)
     else:
         exact = choice if form is None else decide(weight, noise, places, 0.0, a=a)
-        result = getattr(EXACT[exact.kernel], kind.name)(*inputs, noise, geometry)
+        # Compiled kernels know no entropies.
+        way = vectorized if kind is _ENTROPY else EXACT[exact.kernel]
+        result = getattr(way, kind.name)(*inputs, noise, geometry)
     return result.to(kind.like(tensors).dtype)
 
 
@@ -222,5 +254,5 @@ def _register(kind: _Sum) -> None:
     torch.library.register_vmap(name, vmap)
 
 
-for _kind in (_FLIP, _RATIO, _SLOPE):
+for _kind in (_FLIP, _RATIO, _ENTROPY, _SLOPE):
     _register(_kind)

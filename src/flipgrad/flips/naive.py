@@ -36,6 +36,19 @@ def log_ratio(
     return _changes(x, _layer(weight, bias, geometry), lambda a: noise.log_cdf(states.double() * a))
 
 
+def entropy_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor, noise: Noise, geometry: Geometry | None = None
+) -> Tensor:
+    """The flip product with the function g F(a) - H(F(a)) in place of g F(a), for the gradients g = ``grad``."""
+
+    def function(a: Tensor) -> Tensor:
+        p, q = noise.cdf(a), noise.cdf(-a)
+        result: Tensor = p * grad.double() + torch.special.xlogy(p, p) + torch.special.xlogy(q, q)
+        return result
+
+    return -x.double() * _changes(x, _layer(weight, bias, geometry), function)
+
+
 def _layer(weight: Tensor, bias: Tensor | None, geometry: Geometry | None) -> Callable[[Tensor], Tensor]:
     """The pre-activations of a fully connected layer or, with a geometry, of a convolution."""
     weight, bias = weight.double(), None if bias is None else bias.double()

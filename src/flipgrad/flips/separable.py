@@ -108,6 +108,20 @@ def _per_unit(
     return _by_examples(examples, x, a, given)
 
 
+def entropy_product(
+    x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, form: Form, geometry: Geometry | None = None
+) -> Tensor:
+    """:func:`flipgrad.flips.entropy_product` by a flip product's form for these weights."""
+    form = with_curvature(form)
+    groups = 1 if geometry is None else geometry.groups
+    difference_weight, curvature_weight = weight_functions(weight, form, groups)
+    differences, curvatures = _mixed(_entropy_parts(a, grad, form, noise), form, noise)
+    odd = input_gradient(_join(differences, 1, groups), difference_weight, x, geometry)
+    even = input_gradient(_join(curvatures, 1, groups), curvature_weight, x, geometry)
+    # Times x at the end, so that a zero, which is no unit, gets 0.
+    return torch.addcmul(even, odd, x).mul_(x)
+
+
 def slope_product(
     x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, form: Form,
     geometry: Geometry | None = None,
@@ -137,7 +151,7 @@ def error(name: str, form: Form, noise: Noise) -> float:
 
 @lru_cache(maxsize=1024)
 def errors(form: Form, noise: Noise) -> dict[str, float]:
-    """The relative L2 errors of the terms of the log ratio and of the slope product.
+    """The relative L2 errors of the terms of the log ratio, of the slope product and of entropies alone.
 
     For normal weights that reach the form's limit at three standard deviations, normal pre-activations of one scale, and
     states drawn with their probabilities.
@@ -150,13 +164,16 @@ def errors(form: Form, noise: Noise) -> dict[str, float]:
     one = torch.ones_like(a)
     wanted = difference_and_curvature(noise.pdf, a, 2 * weight)
     slopes = _squares(density, wanted, _slope_parts(a, one, form, noise), weight, form, noise)
+    nothing = torch.zeros_like(one)
+    wanted = difference_and_curvature(noise.negative_entropy, a, 2 * weight)
+    entropies = _squares(density, wanted, _entropy_parts(a, nothing, form, noise), weight, form, noise)
     ratios = torch.zeros_like(slopes)
     for states in (-one, one):
         difference, curvature = difference_and_curvature(partial(noise.log_prob, states), a, 2 * weight)
         parts = noise.log_parts(a, states, form.steps, form.curvature_nodes)
         ratios += _squares(density * noise.cdf(states * a), (-difference, -curvature), parts, weight, form, noise)
     tiny = torch.finfo(torch.float64).tiny
-    pairs = {"log_ratio": ratios, "slope_product": slopes}.items()
+    pairs = {"log_ratio": ratios, "slope_product": slopes, "entropy_product": entropies}.items()
     return {name: (missed / whole.clamp(min=tiny)).sqrt().item() for name, (missed, whole) in pairs}
 
 
@@ -175,6 +192,16 @@ def _slope_parts(a: Tensor, grad: Tensor, form: Form, noise: Noise) -> Parts:
     middle = noise.pdf(a)
     curvatures = [(middle - (sides[node][0] + sides[node][1]) / 2) * grad for node in form.curvature_nodes]
     return [(above - below) * (grad / 2) for above, below in sides], curvatures
+
+
+def _entropy_parts(a: Tensor, grad: Tensor, form: Form, noise: Noise) -> Parts:
+    """The differences of the entropy product's terms at the form's nodes, and the curvatures at those that have one."""
+
+    def function(a: Tensor) -> Tensor:
+        return torch.addcmul(noise.negative_entropy(a), noise.cdf(a), grad)
+
+    pairs = [difference_and_curvature(function, a, torch.as_tensor(step * noise.scale).to(a)) for step in form.steps]
+    return [difference for difference, _ in pairs], [pairs[node][1] for node in form.curvature_nodes]
 
 
 def with_curvature(form: Form) -> Form:

@@ -6,6 +6,7 @@ Each term, which depends on :math:`a_j` and :math:`a_j - s` with :math:`s = 2 A_
 - the flip product, of terms :math:`F(a_j) - F(a_j - s)`. By the noise's symmetry the term of a pre-activation on the upper
   tail is mirrored to the lower one, where probabilities are small and their differences keep their relative precision.
   Where the weights are so small that the differences would cancel, they are formed in a wider dtype;
+- the entropy product, of terms like the flip product's, with the negative entropy added to F times the gradient;
 - the log ratio, of terms :math:`\log p(y_j \mid a_j - s) - \log p(y_j \mid a_j)`;
 - the slope product, of terms :math:`p_Z(a_j) - p_Z(a_j - s)`, which are summed over the examples: one number per weight.
 """
@@ -41,6 +42,15 @@ def flip_product(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Nois
 def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None) -> Tensor:
     """:func:`flipgrad.flips.log_ratio`, exact for every noise."""
     return _per_unit(partial(_grouped_ratio, noise=noise), x, a, states, weight, geometry)
+
+
+def entropy_product(
+    x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None
+) -> Tensor:
+    """:func:`flipgrad.flips.entropy_product`, exact for every noise but for a rounding error below :data:`PRECISION`."""
+    dtype, wide = x.dtype, _wide_enough(weight, noise)
+    x, a, grad, weight = (t.to(wide) for t in (x, a, grad, weight))
+    return _per_unit(partial(_grouped_entropy, noise=noise), x, a, grad, weight, geometry).to(dtype)
 
 
 def slope_product(
@@ -130,6 +140,19 @@ def _grouped_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: 
         moved = noise.log_prob(states[here, :, :, None], a[here, :, :, None] - step)
         torch.sum(moved - kept[here, :, :, None], 2, out=ratio[here, :, some])
     return ratio
+
+
+def _grouped_entropy(x: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+    """The sum of changes of g F(a) - H(F(a)) of groups of units: like :func:`_grouped_product`."""
+
+    def function(a: Tensor, grad: Tensor) -> Tensor:
+        return torch.addcmul(noise.negative_entropy(a), noise.cdf(a), grad)
+
+    kept, u = function(a, grad), torch.empty_like(x)
+    for here, some, step in _steps(x, a, weight):
+        moved = function(a[here, :, :, None] - step, grad[here, :, :, None])
+        torch.mul((kept[here, :, :, None] - moved).sum(2), x[here, :, some], out=u[here, :, some])
+    return u
 
 
 def _grouped_slope(x: Tensor, share: Tensor, a: Tensor, grad: Tensor, weight: Tensor, noise: Noise) -> Tensor:

@@ -20,11 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flipgrad.contract import Batch, LayerCall
+from flipgrad import exact
+from flipgrad.contract import Batch, LayerCall, Network
 from flipgrad.errors import InputError
 from flipgrad.estimators import Estimator
+from flipgrad.latent import Variational
 from flipgrad.machine import cores, threads
-from flipgrad.network import BinaryNetwork, parameters_by_layer
+from flipgrad.network import StochasticModel, parameters_by_layer
 from flipgrad.noise import Noise
 from flipgrad.objectives import Objective
 from flipgrad.sampling import Draw, Stream, fresh
@@ -39,11 +41,27 @@ PARTS = 8
 @final
 @dataclass(frozen=True)
 class Problem:
-    """What is differentiated: the mean of the objective over the data points ``x`` [B, ...]."""
+    """What is differentiated: the mean of the objective over the data points ``x`` [B, ...].
 
-    net: BinaryNetwork
+    A latent-variable model has its own objective, and none is given.
+    """
+
+    net: StochasticModel
     x: Tensor
-    objective: Objective
+    objective: Objective | None
+
+    def evaluation(self, draw: Draw) -> tuple[Network, Batch]:
+        """The network, and the batch of all data points."""
+        net, index = self.net.network(), torch.arange(len(self.x), device=self.x.device)
+        objective = self.net.objective(self.x, net) if isinstance(self.net, Variational) else self.objective
+        if objective is None:
+            raise InputError("objective: give one, e.g. fg.CrossEntropy(labels); only a flipgrad.Variational has its own")
+        return net, Batch(self.x, objective, draw, index)
+
+    def exact_losses(self) -> Tensor:
+        """The expected losses [B]."""
+        net, batch = self.evaluation(fresh(None))
+        return exact.expected_loss(net, batch.x, batch.objective)
 
     def parameters(self) -> dict[str, Tensor]:
         """The parameters whose gradient is wanted, in the order of :meth:`layers`."""
@@ -69,7 +87,8 @@ class Problem:
             sizes.append(a.numel())
             return call.sample(a)
 
-        self.net.run(self.net.front(self.x), visit, fresh(torch.Generator(self.x.device)))
+        net = self.net.network()
+        net.run(net.front(self.x), visit, fresh(torch.Generator(self.x.device)))
         return sum(sizes)
 
 
@@ -178,7 +197,9 @@ class _Loss(nn.Module):
 
     def __init__(self, problem: Problem, estimator: Estimator) -> None:
         super().__init__()
-        self.net, self.x, self.objective = problem.net, problem.x, problem.objective
+        self.problem = problem
+        # By this name its parameters are replaced.
+        self.net = problem.net
         # In a list, so that the parameters of an estimator are none of this module.
         self.rule = [estimator]
 
@@ -189,9 +210,7 @@ class _Loss(nn.Module):
             z = next(remaining, None)
             return draw(distribution, a) if z is None else z
 
-        index = torch.arange(len(self.x), device=self.x.device)
-        batch = Batch(self.x, self.objective, source if noise else draw, index)
-        return self.rule[0].losses(self.net.network(), batch).mean()
+        return self.rule[0].losses(*self.problem.evaluation(source if noise else draw)).mean()
 
 
 def default_workers(device: torch.device) -> int:

@@ -23,7 +23,8 @@ from flipgrad.estimators import DisARM, Estimator, Exact
 from flipgrad.gradeval.draws import Problem, Sampler, default_workers, whole_gradient
 from flipgrad.gradeval.statistics import CONFIDENCE, COSINE_SHARE, Accuracy, Tally
 from flipgrad.guards import keeping_buffers
-from flipgrad.network import BinaryNetwork, check_network, layers_with_binary_weights
+from flipgrad.latent import Variational, check_latent
+from flipgrad.network import StochasticModel, check_network, layers_with_binary_weights
 from flipgrad.objectives import Objective
 from flipgrad.sampling import check_seed
 
@@ -130,9 +131,9 @@ class Result:
 
 
 def evaluate(
-    net: BinaryNetwork,
+    net: StochasticModel,
     x: Tensor,
-    objective: Objective,
+    objective: Objective | None,
     estimators: Sequence[Estimator] | Mapping[str, Estimator],
     samples: int = 10_000,
     *,
@@ -153,9 +154,9 @@ def evaluate(
 
     Args:
         net: the network, a :class:`~flipgrad.Sequential` or a :class:`~flipgrad.Graph`; parameters with
-            ``requires_grad=False`` are left out.
+            ``requires_grad=False`` are left out. Or a latent-variable model, :class:`~flipgrad.Variational`.
         x: data points [B, ...].
-        objective: maps outputs [..., B, K] to losses [..., B].
+        objective: maps outputs [..., B, K] to losses [..., B]; None for a latent-variable model, which has its own.
         estimators: estimators, called by the names of their classes; or a mapping from names.
         samples: draws per estimator, at least 10.
         seed: the same seed gives the same draws.
@@ -182,7 +183,7 @@ def evaluate(
     """
     named = _named(estimators)
     check_options(samples, seed, reference, reference_samples, workers)
-    problem = _problem(net, x, objective)
+    problem = _problem(net, x, objective, list(named.values()))
     workers = default_workers(x.device) if workers is None else workers
     tell = report or (lambda name, draws: None)
     with keeping_buffers(net):
@@ -191,8 +192,14 @@ def evaluate(
     return Result(measured, truth, samples, len(x), seed)
 
 
-def _problem(net: BinaryNetwork, x: Tensor, objective: Objective) -> Problem:
-    check_network(net, "gradeval")
+def _problem(net: StochasticModel, x: Tensor, objective: Objective | None, rules: Sequence[Estimator]) -> Problem:
+    if not isinstance(net, Variational):
+        check_network(net, "gradeval")
+    elif objective is not None:
+        raise InputError("objective: a flipgrad.Variational has its own, the negative ELBO; give None")
+    else:
+        for rule in rules:
+            check_latent(rule, net.network())
     problem = Problem(net, x, objective)
     if not problem.parameters():
         raise InputError("the network has no parameter with requires_grad=True, so there is no gradient to measure")
@@ -251,7 +258,7 @@ def _reference(
     problem: Problem, choice: Estimator | Literal["auto"], draws: int, seed: int, workers: int, tell: Report
 ) -> Reference:
     if isinstance(choice, Exact) or (choice == "auto" and (_must_be_exact(problem) or _can_be_exact(problem))):
-        loss = exact.expected_loss(problem.net.network(), problem.x, problem.objective).mean()
+        loss = problem.exact_losses().mean()
         gradient = whole_gradient(loss, problem.parameters()).double().cpu()
         check_finite(gradient[None], problem.layers(), "Exact")
         layers = [ReferenceLayer(name, float(gradient[part].norm()), 0.0) for name, part in problem.layers().items()]
@@ -302,7 +309,10 @@ def _can_be_exact(problem: Problem) -> bool:
 
 @torch.no_grad()
 def _try_exact(problem: Problem) -> None:
-    exact.expected_loss(problem.net.network(), problem.x[:2], lambda outputs: outputs.sum(-1))
+    if isinstance(problem.net, Variational):
+        replace(problem, x=problem.x[:2]).exact_losses()
+    else:
+        exact.expected_loss(problem.net.network(), problem.x[:2], lambda outputs: outputs.sum(-1))
 
 
 def mean_of_draws(layers: Mapping[str, slice], name: str, draws: int, made: Iterable[Tensor]) -> Reference:

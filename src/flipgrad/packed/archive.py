@@ -9,7 +9,7 @@ import math
 import zlib
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -22,7 +22,7 @@ KIND = "packed 1"
 # The entry of the metadata that is ours, as in all our files.
 HEADER = "flipgrad"
 # Bytes, of the file and of its header.
-LARGEST_FILE, LARGEST_HEADER = 2**31, 2**24
+LARGEST_FILE, LARGEST_HEADER = 2**31, 2**22
 # Of the arrays that we store, largest items first, so that every array is aligned.
 DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "U8": np.dtype("u1")}
 AGAIN = "pack the network again: flipgrad pack RUN --output FILE"
@@ -33,12 +33,14 @@ def to_bytes(arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> bytes:
     names = {dtype: name for name, dtype in DTYPES.items()}
     ordered = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
     entries: dict[str, Any] = {}
-    data = b""
+    contents: list[bytes] = []
+    end = 0
     for name in ordered:
-        content = np.ascontiguousarray(arrays[name]).astype(arrays[name].dtype.newbyteorder("<")).tobytes()
-        place = {"data_offsets": [len(data), len(data) + len(content)]}
-        entries[name] = {"dtype": names[arrays[name].dtype], "shape": list(arrays[name].shape), **place}
-        data += content
+        values = arrays[name]
+        contents.append(values.astype(values.dtype.newbyteorder("<")).tobytes())
+        begin, end = end, end + len(contents[-1])
+        entries[name] = {"dtype": names[values.dtype], "shape": list(values.shape), "data_offsets": [begin, end]}
+    data = b"".join(contents)
     told = files.json_line({"kind": KIND, "facts": dict(facts), "arrays": f"{zlib.crc32(data):08x}"})
     header = json.dumps({"__metadata__": {HEADER: told}, **entries}, separators=(",", ":")).encode()
     # Arrays begin at a multiple of eight.
@@ -69,7 +71,8 @@ def from_bytes(content: bytes, where: str) -> tuple[dict[str, Array], dict[str, 
     told = metadata.get(HEADER) if isinstance(metadata, dict) else None
     if not isinstance(told, str):
         raise InputError(f"{where} is no packed network of flipgrad; {AGAIN}")
-    told = files.parse_json(told.encode(), f"{where}: its description", AGAIN)
+    # What is no text of ours is no JSON of ours either.
+    told = files.parse_json(told.encode(errors="replace"), f"{where}: its description", AGAIN)
     if told.get("kind") != KIND:
         raise InputError(f"{where} is no packed network of this version of flipgrad ({KIND}); {AGAIN}")
     if told.get("arrays") != f"{zlib.crc32(data):08x}" or not isinstance(told.get("facts"), dict):
@@ -87,7 +90,8 @@ def _arrays(header: Mapping[str, Any], data: memoryview, where: str) -> dict[str
             raise _damaged(where, f"array {name!r:.100} is not described as ours are")
         if entry.begin != end or entry.end - end != math.prod(entry.shape) * entry.dtype.itemsize or entry.end > len(data):
             raise _damaged(where, f"array {name!r:.100} does not lie where it should")
-        found[name] = np.frombuffer(data[end : entry.end], entry.dtype).reshape(entry.shape)
+        # Aligned, whatever the length of the header is.
+        found[name] = np.require(np.frombuffer(data[end : entry.end], entry.dtype).reshape(entry.shape), requirements="A")
         end = entry.end
     if end != len(data):
         raise _damaged(where, "it is longer than its arrays")
@@ -106,13 +110,17 @@ def _description(entry: Any) -> _Description | None:
     if not isinstance(entry, dict):
         return None
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
-    right = isinstance(dtype, str) and dtype in DTYPES and _whole_numbers(shape, range(5)) and _whole_numbers(offsets, [2])
-    return _Description(DTYPES[str(dtype)], shape, *offsets) if right and shape is not None and offsets is not None else None
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        return None
+    if not _whole_numbers(shape, 1, range(1, 5)) or not _whole_numbers(offsets, 0, [2]):
+        return None
+    return _Description(DTYPES[dtype], shape, *offsets)
 
 
-def _whole_numbers(value: Any, lengths: Container[int]) -> bool:
-    numbers = isinstance(value, list) and all(type(each) is int and 0 <= each <= LARGEST_FILE for each in value)
-    return numbers and len(value) in lengths
+def _whole_numbers(value: Any, low: int, lengths: Container[int]) -> TypeGuard[list[int]]:
+    if not isinstance(value, list) or len(value) not in lengths:
+        return False
+    return all(type(each) is int and low <= each <= LARGEST_FILE for each in value)
 
 
 def _damaged(where: str, why: str) -> InputError:

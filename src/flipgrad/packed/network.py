@@ -15,11 +15,29 @@ from numpy.typing import ArrayLike, NDArray
 from flipgrad import files
 from flipgrad.errors import InputError
 from flipgrad.packed import archive, compiled, plain
-from flipgrad.packed.parts import LARGEST_VALUE, Array, Part, Shape, Value, after, arrays_of, from_json, to_json, walk
+from flipgrad.packed.parts import (
+    GROWTH,
+    LARGEST_VALUE,
+    Array,
+    Part,
+    Shape,
+    Value,
+    after,
+    arrays_of,
+    from_json,
+    largest,
+    number,
+    several,
+    to_json,
+    walk,
+)
 
 Engine = Literal["auto", "compiled", "numpy"]
 # Numbers of inputs that one call of an engine gets at most: larger batches are cut.
 NUMBERS_AT_ONCE = 2**24
+# Of the engine in numpy, whose values are of double precision: numbers of one value.
+VALUES_AT_ONCE = 2**22
+LONGEST_NAME = 200
 LARGEST_SEED = 2**63 - 1
 MOST_SAMPLES = 2**20
 
@@ -45,6 +63,20 @@ class Facts:
     data: str | None = None
     made_by: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse what the file could not hold, or nobody could print."""
+        words = [*(self.classes or ()), *(self.accuracy or ()), self.made_by, *([] if self.data is None else [self.data])]
+        if not all(isinstance(word, str) and word.isprintable() and len(word) <= LONGEST_NAME for word in words):
+            raise InputError(
+                "the names of classes, data, accuracies and made_by must be words that can be printed, of at most "
+                f"{LONGEST_NAME} letters each"
+            )
+        numbers = (self.pixel_scale, self.pixel_shift, *(self.accuracy or {}).values())
+        if not all(each is None or _finite(each) for each in numbers):
+            raise InputError("pixel_scale, pixel_shift and accuracies must be finite numbers")
+        if (self.pixel_scale is None) != (self.pixel_shift is None):
+            raise InputError("pixel_scale and pixel_shift must both be given, or none of them")
+
     @staticmethod
     def from_json(told: Any) -> Facts:
         """The facts that a file holds, or an error that says what is wrong with them."""
@@ -52,17 +84,8 @@ class Facts:
         if not isinstance(told, dict) or set(told) != known:
             raise InputError(f"its facts must be {', '.join(sorted(known))}")
         classes, accuracy = told["classes"], told["accuracy"]
-        if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-            raise InputError("its classes must be a list of names")
-        for name in ("pixel_scale", "pixel_shift"):
-            if told[name] is not None and not _finite(told[name]):
-                raise InputError(f"its {name} must be a finite number")
-        if (told["pixel_scale"] is None) != (told["pixel_shift"] is None):
-            raise InputError("its pixel_scale and pixel_shift must both be given, or none of them")
-        if accuracy is not None and not (isinstance(accuracy, dict) and all(map(_finite, accuracy.values()))):
-            raise InputError("its accuracy must be numbers by name")
-        if not isinstance(told["made_by"], str) or not isinstance(told["data"], str | None):
-            raise InputError("its data and made_by must be words")
+        if not isinstance(classes, list | None) or not isinstance(accuracy, dict | None):
+            raise InputError("its classes must be a list of names, its accuracy numbers by name")
         return Facts(**{**told, "classes": None if classes is None else tuple(classes)})
 
 
@@ -90,11 +113,15 @@ class PackedNetwork:
         self.program, self.inputs, self.facts = tuple(program), tuple(inputs), facts or Facts()
         self._names = dict(names or {})
         if not 1 <= math.prod(self.inputs) <= LARGEST_VALUE:
-            raise InputError(f"a network's inputs {list(inputs)} must have from 1 to {LARGEST_VALUE:,} numbers")
+            raise InputError(f"a network's inputs must have from 1 to {LARGEST_VALUE:,} numbers")
         try:
             self.value = after(self.program, Value(self.inputs))
         except ValueError as error:
             raise InputError(f"the parts of the network do not fit together: {error}") from None
+        self._largest = largest(self.program, Value(self.inputs))
+        most = min(LARGEST_VALUE, GROWTH * (math.prod(self.inputs) + sum(each.nbytes for each in self._arrays().values())))
+        if self._largest > most:
+            raise InputError(f"an evaluation would hold {self._largest:,} numbers, for a network of its size at most {most:,}")
         if len(self.value.shape) != 1:
             raise InputError(f"a network must end with outputs [K], this one ends with {list(self.value.shape)}")
         if self.facts.classes is not None and len(self.facts.classes) != max(2, self.outputs):
@@ -150,41 +177,55 @@ class PackedNetwork:
 
     def to_bytes(self) -> tuple[bytes, int]:
         """The content of its file, and how many bytes of that are arrays."""
-        arrays: dict[str, Array] = {}
-        names: dict[int, str] = {}
-        for part in walk(self.program):
-            for field_name, values in arrays_of(part):
-                if id(values) not in names:
-                    names[id(values)] = self._names.get(id(values), f"{len(names)}.{part.name}.{field_name}")
-                    arrays[names[id(values)]] = values
+        arrays = self._arrays()
+        names = {id(values): name for name, values in arrays.items()}
         chain = to_json(self.program, lambda values: names[id(values)])
         told = {each.name: getattr(self.facts, each.name) for each in fields(Facts)}
         content = archive.to_bytes(arrays, {"inputs": list(self.inputs), "program": chain, **told})
         return content, sum(values.nbytes for values in arrays.values())
 
+    def _arrays(self) -> dict[str, Array]:
+        """The arrays of all parts, by their names in the file."""
+        arrays: dict[str, Array] = {}
+        seen: set[int] = set()
+        for part in walk(self.program):
+            for field_name, values in arrays_of(part):
+                if id(values) not in seen:
+                    numbered = f"{len(seen)}.{part.name}.{field_name}"
+                    name = self._names.get(id(values), numbered)
+                    arrays[numbered if name in arrays else name] = values
+                    seen.add(id(values))
+        return arrays
+
     def _evaluate(self, x: ArrayLike, samples: int | None, seed: int) -> NDArray[np.float32]:
         """The outputs [samples or 1, B, K]."""
         seed = _whole("seed", seed, 0, LARGEST_SEED)
-        x = self._checked(x)
-        some = max(1, NUMBERS_AT_ONCE // (math.prod(self.inputs) * (samples or 1)))
-        found = []
-        for first in range(0, max(1, len(x)), some):
-            part = x[first : first + some]
-            if self._compiled is not None:
-                found.append(self._compiled.run(part, samples, seed, first))
-            else:
-                draws = [None] if samples is None else list(range(samples))
-                evaluations = [plain.Evaluation(sample, seed, first) for sample in draws]
-                found.append(np.stack([plain.run(self.program, part, each).astype(np.float32) for each in evaluations]))
-        return np.concatenate(found, 1)
+        x = self.checked(x)
+        numbers = math.prod(self.inputs) * (samples or 1) if self._compiled else self._largest
+        some = max(1, (NUMBERS_AT_ONCE if self._compiled else VALUES_AT_ONCE) // numbers)
+        found = [np.empty((samples or 1, 0, self.outputs), np.float32)]
+        # Whatever overflows is seen in the end.
+        with np.errstate(all="ignore"):
+            for first in range(0, len(x), some):
+                part = x[first : first + some]
+                if self._compiled is not None:
+                    found.append(self._compiled.run(part, samples, seed, first))
+                else:
+                    found.append(plain.outputs(self.program, part, samples, seed, first))
+        outputs = np.concatenate(found, 1)
+        if not np.isfinite(outputs).all():
+            raise InputError("the outputs are not finite: the inputs or the network's weights are too large")
+        return outputs
 
-    def _checked(self, x: ArrayLike) -> NDArray[np.float64]:
+    def checked(self, x: ArrayLike) -> NDArray[np.float64]:
+        """The inputs in double precision; raises ``InputError`` if they do not fit the network."""
         try:
             given = np.asarray(x)
             if given.dtype.kind not in "fiub":
                 raise ValueError(f"of dtype {given.dtype}")
-        except (ValueError, TypeError) as error:
-            raise InputError(f"inputs must be an array of real numbers [batch, {self._wanted()}]: {error}") from None
+        except (ValueError, TypeError, RuntimeError) as error:
+            why = str(error).partition("\n")[0]
+            raise InputError(f"inputs must be an array of real numbers [batch, {self._wanted()}]: {why}") from None
         if given.shape[1:] != self.inputs or given.ndim == 0:
             raise InputError(f"inputs must be [batch, {self._wanted()}], got {list(given.shape)}")
         given = given.astype(np.float64)
@@ -199,8 +240,9 @@ class PackedNetwork:
 def probabilities(outputs: Array) -> NDArray[np.float32]:
     """Class probabilities of outputs [..., K]: softmax, or the sigmoid where K = 1."""
     if outputs.shape[-1] == 1:
-        return (1 / (1 + np.exp(-outputs.astype(np.float64)))).astype(np.float32)
-    powers = np.exp(outputs - outputs.max(-1, keepdims=True), dtype=np.float64)
+        return plain.sigmoid(outputs.astype(np.float64)).astype(np.float32)
+    outputs = outputs.astype(np.float64)
+    powers = np.exp(outputs - outputs.max(-1, keepdims=True))
     shares: NDArray[np.float32] = (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
     return shares
 
@@ -218,15 +260,19 @@ def load(path: Path | str, *, engine: Engine = "auto") -> PackedNetwork:
     arrays, told = archive.read(Path(path))
     try:
         inputs, written = told.pop("inputs", None), told.pop("program", None)
-        if not (isinstance(inputs, list) and 1 <= len(inputs) <= 3 and all(type(n) is int and n >= 1 for n in inputs)):
-            raise InputError("its inputs must be a shape, one to three positive whole numbers")
+        try:
+            shape = several(None, 1, 3)(inputs)
+        except ValueError as error:
+            raise InputError(f"its inputs must be {error}") from None
         program = from_json(written, arrays)
         if {id(values) for part in walk(program) for _, values in arrays_of(part)} != {id(each) for each in arrays.values()}:
             raise InputError("it holds arrays that no part uses")
         names = {id(values): name for name, values in arrays.items()}
-        return PackedNetwork(program, tuple(inputs), Facts.from_json(told), names=names, engine=engine)
+        net = PackedNetwork(program, shape, Facts.from_json(told), names=names, engine="numpy")
     except InputError as error:
         raise InputError(f"'{path}' is no right network: {error}; {archive.AGAIN}") from None
+    net.engine = engine
+    return net
 
 
 def _whole(name: str, value: int, low: int, high: int) -> int:
@@ -240,4 +286,8 @@ def _whole(name: str, value: int, low: int, high: int) -> int:
 
 
 def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    try:
+        number(value)
+    except ValueError:
+        return False
+    return True

@@ -14,20 +14,21 @@ import flipgrad.max_pooling
 from flipgrad.connections import Connections, Convolution
 from flipgrad.contract import Step
 from flipgrad.errors import InputError
-from flipgrad.guards import has_hooks
+from flipgrad.guards import has_hooks, in_eval_mode
 from flipgrad.network import Sequential, check_sequential
 from flipgrad.noise import Noise, sign
 from flipgrad.norms import Norm, ScaleShift, scale_and_shift
 from flipgrad.packed import parts
 from flipgrad.packed.network import Facts, PackedNetwork
 from flipgrad.packed.parts import Array, Part, Value, after
-from flipgrad.packed.tables import thresholds
+from flipgrad.packed.tables import first_positive, thresholds
 from flipgrad.pooling import Pool, PoolModule
 from flipgrad.residual import Projection, Residual, Sign
-from flipgrad.steps import AddToStream, Apply, Branch, OnStream, PoolStates, Sample
+from flipgrad.steps import AddToStream, Apply, Branch, Concat, OnStream, PoolStates, Sample
 
-# Shifts are moved by at most this many of their last digits, so that exact arithmetic decides as rounded does.
-MOST_NUDGES = 64
+# Shifts are moved by at most this many units in their last place, so that exact arithmetic decides as rounded does.
+MOST_NUDGES = 16
+TRAIN_AGAIN = "train the network again, with a smaller learning rate"
 WAY_OUT = "train it with weights='binary' (flipgrad train --weights binary), or export it: flipgrad export RUN --to onnx"
 
 
@@ -57,8 +58,9 @@ def pack(net: Sequential, example: Tensor, facts: Facts | None = None) -> Packed
     check_sequential(net, "pack")
     if not isinstance(example, Tensor) or not 2 <= example.dim() <= 4 or not len(example):
         raise InputError("pack(net, example) takes at least one example, [B, n] or [B, channels, height, width]")
+    _check_numbers(net)
     packer = _Packer(net)
-    with torch.no_grad():
+    with torch.no_grad(), in_eval_mode(net):
         program = packer.network(Value(tuple(example.shape[1:])))
     return PackedNetwork(program, tuple(example.shape[1:]), facts, names=packer.names)
 
@@ -72,9 +74,9 @@ class _Packer:
         self.names: dict[int, str] = {}
         self._keys = {id(tensor): name for name, tensor in (*net.named_parameters(), *net.named_buffers())}
         self._modules = {id(module): name for name, module in net.named_modules()}
-        self._arrays: dict[tuple[int, str], Array] = {}
+        self._arrays: dict[tuple[object, ...], Array] = {}
         # What arrays were made of, so that nothing else gets the same identity.
-        self._kept: list[Tensor] = []
+        self._kept: list[object] = []
 
     def network(self, given: Value) -> tuple[Part, ...]:
         """The program of the whole network on inputs like ``given``."""
@@ -94,9 +96,7 @@ class _Packer:
             elif isinstance(step, AddToStream):
                 found += self.block(step.block, now)
             elif isinstance(step, Branch):
-                # Without the dimension of the batch.
-                dim = step.dim - 1 if step.dim > 0 else step.dim + len(now.shape)
-                found.append(parts.Concat(tuple(self.steps(chain, now) for chain in step.chains), dim))
+                found.append(_concat([self.steps(chain, now) for chain in step.chains], step.dim, now))
             elif isinstance(step, Apply | OnStream | PoolStates):
                 found += self.module(step.module, now)
             else:
@@ -108,6 +108,7 @@ class _Packer:
         layer = step.layer
         name = self._name(layer)
         layer.check_weights()
+        _check_hooks(layer, name)
         drawn = parts.Sign(*_noise(layer.noise, name))
         if isinstance(layer, Sign):
             return [*self.norm(layer.norm), drawn]
@@ -117,10 +118,7 @@ class _Packer:
             return [*self.real_connections(layer), drawn]
         if layer.weights != "binary":
             raise InputError(f"{name} has real weights behind states, which no bits can hold: {WAY_OUT}")
-        views = list(self.modules(step.views, given))
-        # Averages are divided after the sums, which stay whole numbers.
-        factor = math.prod(view.factor for view in views if isinstance(view, parts.Factor))
-        views = [view for view in views if not isinstance(view, parts.Factor)]
+        views, factor = _undivided(self.modules(step.views, given))
         sums = self.sums(layer)
         seen = _after([*views, sums], given)
         scale, shift = self.folded(layer, seen.bound, factor)
@@ -130,6 +128,8 @@ class _Packer:
         """A residual block."""
         name, branch = self._name(block), block.branch
         block.check_weights()
+        for each in (block, branch, block.shortcut):
+            _check_hooks(each, name)
         if branch.weights != "binary":
             raise InputError(f"{name} has real weights behind states, which no bits can hold: {WAY_OUT}")
         past: list[Part] = []
@@ -147,10 +147,8 @@ class _Packer:
 
     def sums(self, layer: Any) -> parts.Sums:
         """The part of a layer's binary weights."""
-        weight = layer.weight
-        bits = self.array(
-            weight, lambda: np.packbits(weight.detach().flatten().cpu().numpy() >= 0), "bits", f"{self._key(layer)}.bits"
-        )
+        weight = layer.weight.detach()
+        bits = self.made(np.packbits((weight >= 0).flatten().cpu().numpy()), f"{self._key(layer)}.bits", owner=layer.weight)
         shape = tuple(weight.shape)
         return parts.Sums(bits, shape[0], shape[1:], **(_geometry(layer) if isinstance(layer, Convolution) else {}))
 
@@ -164,28 +162,25 @@ class _Packer:
     def folded(self, layer: Any, bound: int, factor: float) -> tuple[Array, Array]:
         """The scale and the shift of a binary layer, with which integers are decided as PyTorch decides them."""
         affine = layer.affine()
-        scale = affine.scale.detach().float()
-        shift = torch.zeros_like(scale) if affine.bias is None else affine.bias.detach().float()
+        scale = affine.scale.detach().cpu()
+        shift = torch.zeros_like(scale) if affine.bias is None else affine.bias.detach().cpu()
         if not bool(torch.isfinite(scale).all() and torch.isfinite(shift).all()):
-            raise InputError(f"{self._name(layer)} has a scale or a bias that is not finite; train it again")
-        key = self._key(layer)
-        return (
-            self.array(layer.weight, lambda: scale.cpu().numpy().copy(), "scale", f"{key}.scale"),
-            self.array(layer.weight, lambda: _nudged(layer, scale, shift, bound, factor), "shift", f"{key}.shift"),
-        )
+            raise InputError(f"{self._name(layer)} has a scale or a shift that is not finite: {TRAIN_AGAIN}")
+        key, scales = self._key(layer), scale.numpy()
+        shifts = _nudged(scales, shift.numpy(), _rounded_thresholds(layer, scale, shift, bound, factor), bound, factor)
+        return self.made(scales, f"{key}.scale", owner=layer), self.made(shifts, f"{key}.shift", owner=layer)
 
     def real_connections(self, layer: Any) -> list[Part]:
         """A layer on real numbers: its weights, be they binary, are as good as real."""
-        binary = layer.weights == "binary"
-        weight = (
-            self.array(layer.weight, lambda: sign(layer.weight.detach()).cpu().numpy(), "signs")
-            if binary
-            else self.array(layer.weight)
-        )
+        weight = layer.weight
+        if layer.weights == "binary":
+            stored = self.made(sign(weight.detach()).cpu().numpy(), self._keys.get(id(weight)), owner=weight)
+        else:
+            stored = self.array(weight)
         bias = None if layer.bias is None or layer.weight_scale is not None else self.array(layer.bias)
-        connected: Part = parts.Linear(weight, bias)
+        connected: Part = parts.Linear(stored, bias)
         if isinstance(layer, Convolution):
-            connected = parts.Convolution(weight, bias, **_geometry(layer), padding_mode=layer.padding_mode)
+            connected = parts.Convolution(stored, bias, **_geometry(layer), padding_mode=layer.padding_mode)
         return [connected, *(self.after_sums(layer) if layer.weight_scale is not None else self.norm(layer.norm))]
 
     def norm(self, norm: Norm | None) -> list[Part]:
@@ -211,33 +206,46 @@ class _Packer:
     def module(self, module: nn.Module, given: Value) -> list[Part]:
         """The parts of a module of torch's."""
         name = f"{self._name(module)} ({module})" if not list(module.children()) else self._name(module)
-        if has_hooks(module, anywhere=False) or "forward" in vars(module):
-            raise InputError(f"{name} has hooks, or a forward of its own, which would not run in a packed network: remove them")
+        _check_hooks(module, name)
         if type(module) is nn.Sequential:
             return list(self.modules(module, given))
+        if type(module) is Concat:
+            return [_concat([self.modules([branch], given) for branch in module.branches], module.dim, given)]
         if isinstance(module, PoolModule):
             if len(given.shape) != 3:
                 raise InputError(f"{name} pools images [channels, height, width], and is given {list(given.shape)}")
             pool = Pool.of(module, given.shape[1:])
+            if pool.weight <= 0:
+                raise InputError(f"{name} has a negative divisor, and cannot be packed: use a positive divisor_override")
             return [parts.WindowSum(pool.kernel, pool.stride, pool.padding), parts.Factor(pool.weight)]
         if type(module) in RESHAPED:
-            shape = module(torch.empty(1, *given.shape, device="meta")).shape[1:]
+            batch, *shape = module(torch.empty(2, *given.shape, device="meta")).shape
+            if batch != 2 or not shape:
+                raise InputError(f"{name} mixes examples, and cannot be packed: start at dimension 1")
             return [parts.Reshape(tuple(shape))]
         make = MODULES.get(type(module))
         if make is None:
             raise _refused(name)
         return make(self, module, name)
 
-    def array(self, tensor: Tensor, make: Callable[[], Array] | None = None, what: str = "", name: str | None = None) -> Array:
-        """The array of a ``tensor`` in single precision, or what ``make`` gives, made once and called ``name`` in the file."""
-        place = (id(tensor), what)
+    def array(self, tensor: Tensor) -> Array:
+        """The array of a ``tensor``, which has the name of the state dict."""
+        place = (id(tensor),)
         if place not in self._arrays:
             self._kept.append(tensor)
-            made = tensor.detach().float().cpu().numpy().copy() if make is None else make()
-            self._arrays[place] = made
-            told = name or self._keys.get(id(tensor))
-            if told is not None:
-                self.names[id(made)] = told
+            self._arrays[place] = tensor.detach().cpu().numpy().copy()
+            if id(tensor) in self._keys:
+                self.names[id(self._arrays[place])] = self._keys[id(tensor)]
+        return self._arrays[place]
+
+    def made(self, values: Array, name: str | None, *, owner: object) -> Array:
+        """An array that was made of a layer or a weight, the ``owner``: one array for equal ``values`` of one owner."""
+        place = (id(owner), name and name.rpartition(".")[2], values.tobytes())
+        if place not in self._arrays:
+            self._kept.append(owner)
+            self._arrays[place] = values.copy()
+            if name is not None:
+                self.names[id(self._arrays[place])] = name
         return self._arrays[place]
 
     def _name(self, module: nn.Module) -> str:
@@ -268,11 +276,19 @@ def _pad(packer: _Packer, module: Any, name: str) -> list[Part]:
     sides = tuple(int(side) for side in module.padding)
     if min(sides) < 0:
         raise InputError(f"{name} cuts pixels off, and cannot be packed: cut them before the network")
+    if not math.isfinite(module.value):
+        raise InputError(f"{name} pads with a number that is not finite, and cannot be packed: pad with another")
     return [parts.Pad(sides, float(module.value))]  # type: ignore[arg-type]
 
 
 def _activation(function: str, *names: str) -> Callable[[_Packer, Any, str], list[Part]]:
     return lambda packer, module, name: [parts.Activation(function, tuple(float(getattr(module, each)) for each in names))]
+
+
+def _softplus(packer: _Packer, module: Any, name: str) -> list[Part]:
+    if module.beta != 1:
+        raise InputError(f"{name} cannot be packed: use beta=1")
+    return [parts.Activation("softplus")]
 
 
 RESHAPED = (nn.Flatten, nn.Unflatten)
@@ -299,6 +315,7 @@ MODULES: dict[type[nn.Module], Callable[[_Packer, Any, str], list[Part]]] = {
     nn.Tanh: _activation("tanh"),
     nn.Sigmoid: _activation("sigmoid"),
     nn.SiLU: _activation("silu"),
+    nn.Softplus: _softplus,
     nn.Identity: lambda packer, module, name: [],
     nn.Dropout: lambda packer, module, name: [],
     nn.Dropout2d: lambda packer, module, name: [],
@@ -324,45 +341,75 @@ def _noise(noise: Noise, name: str) -> tuple[str, float]:
     return kind, float(noise.scale)
 
 
-def _nudged(layer: Any, scale: Tensor, shift: Tensor, bound: int, factor: float) -> Array:
-    """The shifts, changed in their last digits where exact arithmetic would decide otherwise than PyTorch's.
+def _nudged(scale: Array, shift: Array, wanted: Array, bound: int, factor: float) -> Array:
+    """The shifts, changed in their last digits where their thresholds are not those ``wanted``, with which PyTorch decides.
 
-    A unit is decided by the rounded number fl(t scale + shift). Where t scale + shift is as good as 0, the sign of the exact
-    number may be another one.
+    It decides by the rounded number fl(fl(t scale) + shift). Where t scale + shift is as good as 0, the exact one may have
+    another sign.
     """
-    scales, shifts = scale.cpu().numpy(), shift.cpu().numpy().copy()
-    wanted = _rounded_thresholds(layer, scale, shift, bound, factor)
-    steps = [np.inf, -np.inf]
-    for number in range(2 * MOST_NUDGES):
-        wrong = thresholds(scales, shifts, bound, factor)[0] != wanted
-        if not wrong.any():
-            return shifts
-        if number == MOST_NUDGES:
-            # The other way.
-            shifts = np.where(wrong, shift.cpu().numpy(), shifts)
-        shifts = np.where(wrong, np.nextafter(shifts, np.float32(steps[number >= MOST_NUDGES])), shifts)
-    raise InputError(f"{type(layer).__name__} has scales that PyTorch rounds in its own way; train it in float32")
+    for _ in range(MOST_NUDGES):
+        # A larger shift has a smaller threshold.
+        missed = thresholds(scale, shift, bound, factor)[0] - wanted
+        if not missed.any():
+            return shift
+        shift = np.where(missed == 0, shift, np.nextafter(shift, np.where(missed > 0, np.inf, -np.inf).astype(np.float32)))
+    raise InputError(f"a layer's scales and shifts are too far apart to be told by float32: {TRAIN_AGAIN}")
 
 
 def _rounded_thresholds(layer: Any, scale: Tensor, shift: Tensor, bound: int, factor: float) -> Array:
-    """What :func:`thresholds` would be of pre-activations as PyTorch computes them."""
+    """What :func:`thresholds` would be of pre-activations as PyTorch computes them in a ``layer``, in float32."""
     channels = len(scale)
-    # In the shape of images, or of units: its vector instructions may round in another way.
-    wide = (1, channels, 1, 8) if isinstance(layer, Convolution) else (8, channels)
-    over = (-1, 1, 1) if isinstance(layer, Convolution) else (-1,)
-    turned = torch.where(scale < 0, -1.0, 1.0)
+    # In the layout of images, or of units, and of the size of a vector of the processor: it may round in another way.
+    wide, over = ((1, channels, 1, 16), (-1, 1, 1)) if isinstance(layer, Convolution) else ((16, channels), (-1,))
+    turned = np.where(scale.numpy() < 0, -1, 1)
 
-    def positive(t: Tensor) -> Tensor:
-        sums = (t * turned * factor).view(over).expand(wide).contiguous()
-        a = torch.addcmul(shift.view(over), sums, scale.view(over))
-        return (a.movedim(1, 0).reshape(channels, -1) >= 0)[:, 0]
+    def positive(t: Array) -> Array:
+        sums = torch.from_numpy((t * turned).astype(np.float32) * np.float32(factor))
+        a = torch.addcmul(shift.view(over), sums.view(over).expand(wide).contiguous(), scale.view(over))
+        return (a.movedim(1, 0).flatten(1)[:, 0] >= 0).numpy()
 
-    low, high = torch.full((channels,), -float(bound)), torch.full((channels,), bound + 1.0)
-    while bool((low < high).any()):
-        middle = ((low + high) / 2).floor()
-        above, done = positive(middle), low >= high
-        high, low = torch.where(above & ~done, middle, high), torch.where(above | done, low, middle + 1)
-    return high.long().cpu().numpy()
+    return first_positive(positive, bound, channels)
+
+
+def _check_numbers(net: nn.Module) -> None:
+    """Refuse other than finite float32."""
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            raise InputError(f"pack takes a network in float32, and {name!r} is {tensor.dtype}: convert it, net.float()")
+        if not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"{name!r} holds numbers that are not finite: {TRAIN_AGAIN}")
+
+
+def _check_hooks(module: nn.Module, name: str) -> None:
+    if has_hooks(module, anywhere=False):
+        raise InputError(f"{name} has hooks, or a forward of its own, which would not run in a packed network: remove them")
+
+
+def _undivided(views: Iterable[Part]) -> tuple[list[Part], float]:
+    """What a layer sees its states through, without the division of averages, and the factor that stands for it.
+
+    It comes after the sums, which stay whole numbers.
+    """
+    kept: list[Part] = []
+    factor = 1.0
+    for view in views:
+        if isinstance(view, parts.Pad) and factor != 1 and view.value:
+            raise InputError(
+                f"padding of averages with {view.value:g} cannot be packed: pad before the average pooling, or with 0"
+            )
+        if isinstance(view, parts.Factor):
+            factor *= view.factor
+        else:
+            kept.append(view)
+    return kept, factor
+
+
+def _concat(chains: Sequence[tuple[Part, ...]], dim: int, given: Value) -> parts.Concat:
+    """Chains on one input, concatenated along a dimension of the batch's."""
+    dims = len(_after(chains[0], given).shape) + 1
+    if not -dims < dim < dims or not dim:
+        raise InputError(f"Concat(dim={dim}) of {dims} dimensions mixes examples, and cannot be packed: concatenate channels")
+    return parts.Concat(tuple(chains), dim % dims - 1)
 
 
 def _after(chain: Sequence[Part], given: Value) -> Value:

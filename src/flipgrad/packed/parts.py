@@ -25,9 +25,17 @@ Pair = tuple[int, int]
 Sides = tuple[int, int, int, int]
 Kind = Literal["real", "integers", "states"]
 
-# Numbers of one value of one example, parts of a program, and chains within chains, at most: larger files are not ours.
+# Numbers of one value of one example, parts of a chain, and chains within chains, at most: larger files are not ours.
 LARGEST_VALUE, MOST_PARTS, DEEPEST = 2**25, 10_000, 8
+# Of sizes, strides, paddings and the like.
 LARGEST_NUMBER = 2**20
+# Of integers: their product with a float32 is exact in double precision.
+LARGEST_BOUND = 2**29
+# Numbers that an evaluation may hold at once for every number of the network's input and byte of its arrays, see `largest`. The
+# networks of the zoo need less than 1, 512 channels by a kernel of one pixel about 160.
+GROWTH = 256
+
+LARGEST_FLOAT = float(np.finfo(np.float64).max)
 
 NOISES = ("logistic", "normal", "laplace", "uniform")
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
@@ -94,7 +102,8 @@ def several(count: int | None, low: int, most: int = 4) -> Callable[[Any], tuple
 
 def number(value: Any) -> float:
     """Checks for a finite number."""
-    if type(value) not in (int, float) or not math.isfinite(value):
+    # Whole numbers may be too large for math.isfinite.
+    if type(value) not in (int, float) or not abs(value) <= LARGEST_FLOAT:
         raise ValueError("a finite number")
     return float(value)
 
@@ -138,6 +147,10 @@ class Part(ABC):
         """The chains of parts inside of it."""
         return ()
 
+    def held(self, given: Value) -> int:
+        """Numbers of the largest array that it makes of one example: its result, or its input with padding."""
+        return self.result(given).size
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -171,11 +184,15 @@ class Convolution(Part):
 
     def result(self, given: Value) -> Value:
         _need(_fits(self.bias, len(self.weight)), "a bias for every output")
+        shape = windows(self, given.shape, self.weight.shape)
         if self.padding_mode in ("reflect", "circular"):
             # As torch has it.
             most = [size - (self.padding_mode == "reflect") for size in given.shape[:0:-1]]
             _need(all(pad <= most[i // 2] for i, pad in enumerate(self.padding)), "padding that is smaller than the image")
-        return given.real(windows(self, given.shape, self.weight.shape))
+        return given.real(shape)
+
+    def held(self, given: Value) -> int:
+        return max(self.result(given).size, padded(given.shape, self.padding))
 
 
 @final
@@ -283,6 +300,10 @@ class WindowSum(Part):
             return given.real(shape)
         return Value(shape, "integers", given.bound * math.prod(self.kernel))
 
+    def held(self, given: Value) -> int:
+        rows, columns = self.padding
+        return padded(given.shape, (columns, columns, rows, rows))
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -307,6 +328,17 @@ class MaxPool(Part):
         kernel, stride, padding = self.kernel[axis], self.stride[axis], self.padding[axis]
         count = (size + 2 * padding - kernel + (stride - 1) * self.ceil) // stride + 1
         return count - (self.ceil and (count - 1) * stride >= size + padding)
+
+    def sides(self, shape: Sequence[int]) -> Sides:
+        """The padding around images [H, W] of that ``shape`` that makes every window whole."""
+        ends = []
+        for axis, size in enumerate(shape):
+            extent = (self.count(axis, size) - 1) * self.stride[axis] + self.kernel[axis]
+            ends.append(max(0, extent - size - self.padding[axis]))
+        return (self.padding[1], ends[1], self.padding[0], ends[0])
+
+    def held(self, given: Value) -> int:
+        return padded(given.shape, self.sides(given.shape[1:]))
 
 
 @final
@@ -352,9 +384,14 @@ class Sums(Part):
         shape: Shape = (self.outputs,)
         if len(self.filter) == 1:
             _need(given.shape == self.filter, f"states [{self.filter[0]}]")
+            image = (self.stride, self.padding, self.dilation, self.groups) != ((1, 1), (0, 0, 0, 0), (1, 1), 1)
+            _need(not image, "no stride, padding, dilation and groups where states are no images")
         else:
             shape = windows(self, given.shape, (self.outputs, *self.filter))
         return Value(shape, "integers", max(1, given.bound) * math.prod(self.filter))
+
+    def held(self, given: Value) -> int:
+        return max(self.result(given).size, padded(given.shape, self.padding) if len(given.shape) == 3 else 0)
 
     def weights(self) -> NDArray[np.int8]:
         """The weights ±1, [outputs, *filter]."""
@@ -514,6 +551,13 @@ def windows(part: Convolution | Sums, given: Shape, weight: Sequence[int]) -> Sh
     return (outputs, *counts)
 
 
+def padded(shape: Shape, sides: Sides) -> int:
+    """Numbers of images [C, H, W] with padding."""
+    channels, height, width = shape
+    left, right, top, bottom = sides
+    return channels * (height + top + bottom) * (width + left + right)
+
+
 def after(chain: Sequence[Part], given: Value) -> Value:
     """What a chain of parts makes of a value; see :meth:`Part.result`."""
     for part in chain:
@@ -523,7 +567,18 @@ def after(chain: Sequence[Part], given: Value) -> Value:
             raise ValueError(f"{part.name} of {list(given.shape)} needs {error}") from None
         if not 1 <= given.size <= LARGEST_VALUE:
             raise ValueError(f"{part.name} gives {given.size:,} numbers, and an example has from 1 to {LARGEST_VALUE:,}")
+        if given.bound > LARGEST_BOUND:
+            raise ValueError(f"{part.name} gives integers up to {given.bound:,}, the largest are {LARGEST_BOUND:,}")
     return given
+
+
+def largest(chain: Sequence[Part], given: Value) -> int:
+    """Numbers of the largest array that the evaluation of a chain, which fits together, makes of one example."""
+    most = given.size
+    for part in chain:
+        most = max(most, part.held(given), *(largest(inner, given) for inner in part.chains()))
+        given = part.result(given)
+    return most
 
 
 def walk(chain: Sequence[Part]) -> Iterator[Part]:

@@ -18,9 +18,6 @@ from flipgrad.packed.parts import Array, Part
 from flipgrad.packed.random_words import words
 from flipgrad.packed.tables import chances
 
-# Numbers of the patches of a convolution's input that are held at once.
-PATCH_NUMBERS = 2**24
-
 
 @final
 @dataclass
@@ -46,14 +43,11 @@ class Evaluation:
         if self.sample is None:
             positive = a >= 0
         else:
-            p = chances(sign.noise, a, sign.noise_scale)
-            positive = np.empty(a.shape, bool)
-            for number, (chance, drawn) in enumerate(zip(p, positive, strict=True)):
-                # Units are numbered with their channel last.
-                last = np.moveaxis(chance, 0, -1)
-                place = {"layer": layer, "example": self.first + number, "sample": self.sample}
-                word = words(chance.size, seed=self.seed, **place).reshape(last.shape)
-                np.moveaxis(drawn, 0, -1)[...] = word < last
+            # Units are numbered with their channel last.
+            p = np.moveaxis(chances(sign.noise, a, sign.noise_scale), 1, -1)
+            examples = self.first + np.arange(len(a))
+            word = words(p[0].size, seed=self.seed, layer=layer, example=examples, sample=self.sample)
+            positive = np.moveaxis(word.reshape(p.shape) < p, -1, 1)
         states = np.where(positive, 1.0, -1.0)
         if self.watch is not None:
             self.watch(states)
@@ -65,6 +59,12 @@ def run(chain: Sequence[Part], x: Array, evaluation: Evaluation) -> Array:
     for part in chain:
         x = evaluate(part, x, evaluation)
     return x
+
+
+def outputs(chain: Sequence[Part], x: Array, samples: int | None, seed: int, first: int) -> Array:
+    """The outputs [samples or 1, B, ...] of a network, whose first example has the number ``first``, as float32."""
+    draws: list[int | None] = [None] if samples is None else list(range(samples))
+    return np.stack([run(chain, x, Evaluation(draw, seed, first)).astype(np.float32) for draw in draws])
 
 
 @singledispatch
@@ -116,8 +116,8 @@ def _(part: parts.Activation, x: Array, evaluation: Evaluation) -> Array:
         "leaky_relu": lambda: np.where(x >= 0, x, x * numbers[0]),
         "hardtanh": lambda: np.clip(x, numbers[0], numbers[1]),
         "tanh": lambda: np.tanh(x),
-        "sigmoid": lambda: _sigmoid(x),
-        "silu": lambda: x * _sigmoid(x),
+        "sigmoid": lambda: sigmoid(x),
+        "silu": lambda: x * sigmoid(x),
         "elu": lambda: np.where(x >= 0, x, numbers[0] * np.expm1(np.minimum(x, 0))),
         "softplus": lambda: np.logaddexp(x, 0),
     }
@@ -138,11 +138,9 @@ def _(part: parts.WindowSum, x: Array, evaluation: Evaluation) -> Array:
 
 @evaluate.register
 def _(part: parts.MaxPool, x: Array, evaluation: Evaluation) -> Array:
-    counts = [part.count(axis, size) for axis, size in enumerate(x.shape[2:])]
-    ends = zip(counts, part.kernel, part.stride, x.shape[2:], part.padding, strict=True)
-    bottom, right = (max(0, (n - 1) * stride + kernel - size - padding) for n, kernel, stride, size, padding in ends)
-    found = _windows(x, part.kernel, part.stride, (part.padding[1], right, part.padding[0], bottom), -np.inf)
-    result: Array = found[:, :, : counts[0], : counts[1]].max((-2, -1))
+    rows, columns = (part.count(axis, size) for axis, size in enumerate(x.shape[2:]))
+    found = _windows(x, part.kernel, part.stride, part.sides(x.shape[2:]), -np.inf)
+    result: Array = found[:, :, :rows, :columns].max((-2, -1))
     return result
 
 
@@ -197,22 +195,19 @@ def _(part: parts.Add, x: Array, evaluation: Evaluation) -> Array:
 
 
 def _convolve(x: Array, weight: Array, part: parts.Convolution | parts.Sums) -> Array:
-    """The convolution of ``x``, which has its padding, as products of matrices, a few examples at a time."""
+    """The convolution of ``x``, which has its padding: one product of matrices for every place in the kernel."""
     outputs, channels, rows, columns = weight.shape
-    spread = [d * (k - 1) + 1 for d, k in zip(part.dilation, (rows, columns), strict=True)]
-    view = np.lib.stride_tricks.sliding_window_view(x, spread, (2, 3))
-    view = view[:, :, :: part.stride[0], :: part.stride[1], :: part.dilation[0], :: part.dilation[1]]
-    batch, _, height, width = view.shape[:4]
-    filters = weight.reshape(part.groups, outputs // part.groups, -1)
-    some = max(1, PATCH_NUMBERS // (height * width * x.shape[1] * rows * columns))
-    result = np.empty((batch, outputs, height, width))
-    for start in range(0, batch, some):
-        patches = view[start : start + some]
-        patches = patches.reshape(len(patches), part.groups, channels, height * width, rows * columns)
-        patches = patches.swapaxes(2, 3).reshape(len(patches), part.groups, height * width, -1)
-        product = filters @ patches.swapaxes(2, 3)
-        result[start : start + some] = product.reshape(-1, outputs, height, width)
-    return result
+    (down, right), (apart, aside) = part.stride, part.dilation
+    height = (x.shape[2] - apart * (rows - 1) - 1) // down + 1
+    width = (x.shape[3] - aside * (columns - 1) - 1) // right + 1
+    # [rows, columns, groups, outputs / groups, channels / groups]
+    filters = weight.transpose(2, 3, 0, 1).reshape(rows, columns, part.groups, -1, channels)
+    result = np.zeros((len(x), part.groups, outputs // part.groups, height * width))
+    for row, column in np.ndindex(rows, columns):
+        top, left = row * apart, column * aside
+        seen = x[:, :, top : top + (height - 1) * down + 1 : down, left : left + (width - 1) * right + 1 : right]
+        result += filters[row, column] @ seen.reshape(len(x), part.groups, channels, height * width)
+    return result.reshape(len(x), outputs, height, width)
 
 
 def _windows(x: Array, kernel: parts.Pair, stride: parts.Pair, sides: parts.Sides, value: float) -> Array:
@@ -232,7 +227,8 @@ def _channels(values: Array, x: Array) -> Array:
     return values.astype(np.float64).reshape(-1, *[1] * (x.ndim - 2))
 
 
-def _sigmoid(x: Array) -> Array:
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)), which never overflows."""
     tail = np.exp(-np.abs(x))
     result: Array = np.where(x >= 0, 1, tail) / (1 + tail)
     return result

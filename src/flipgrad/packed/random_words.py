@@ -3,6 +3,8 @@
 Philox-4x32-10: Salmon, Moraes, Dror, Shaw. Parallel random numbers: as easy as 1, 2, 3. SC 2011.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,17 +37,19 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> 
     return c0, c1, c2, c3
 
 
-def words(units: int, *, seed: int, layer: int, example: int, sample: int) -> Words:
-    """One word for each of the ``units`` of a layer, for one example and sample.
+def words(units: int, *, seed: int, layer: int, example: int | NDArray[Any], sample: int) -> Words:
+    """One word for each of the ``units`` of a layer, for a sample and an example, or several of these: [units] or [B, units].
 
     Unit e takes the word (e mod 64) // 16 of the counter (16 (e // 64) + e mod 16, example, sample, layer).
     """
     blocks = -(-units // BLOCK)
-    index = np.arange(blocks * LANES, dtype=np.uint32)
-    others = [np.full_like(index, number) for number in (example, sample, layer)]
-    drawn = philox((index, *others), (seed & 0xFFFFFFFF, seed >> 32))  # type: ignore[arg-type]
-    # [block, word, lane]
-    return np.stack([word.reshape(blocks, LANES) for word in drawn], 1).reshape(-1)[:units]
+    examples = np.asarray(example, np.uint32)[..., None]
+    index, examples = np.broadcast_arrays(np.arange(blocks * LANES, dtype=np.uint32), examples)
+    counter = (index, examples, np.full_like(index, sample), np.full_like(index, layer))
+    drawn = philox(counter, (seed & 0xFFFFFFFF, seed >> 32))
+    shape = index.shape[:-1]
+    # [..., block, word, lane]
+    return np.stack([word.reshape(*shape, blocks, LANES) for word in drawn], -2).reshape(*shape, -1)[..., :units]
 
 
 def _high(product: NDArray[np.uint64]) -> Words:

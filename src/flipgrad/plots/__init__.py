@@ -19,6 +19,7 @@ from flipgrad.plots.report import report
 from flipgrad.plots.style import saved
 from flipgrad.plots.timing import scaling_figure, timing_figure
 from flipgrad.plots.toy import toy_example_figure, toy_training_figure
+from flipgrad.plots.vae import elbo_figure, pictures_figure
 from flipgrad.plots.weights import weights_accuracy_figure, weights_training_figure
 
 __all__ = [
@@ -31,12 +32,14 @@ __all__ = [
     "cifar",
     "cosine",
     "cosine_figure",
+    "elbos",
     "layers",
     "learning_figure",
     "muprop",
     "muprop_figure",
     "over_rates",
     "over_rates_figure",
+    "pictures",
     "report",
     "rmse",
     "rmse_figure",
@@ -58,6 +61,7 @@ __all__ = [
 bias_and_spread = saved(bias_and_spread_figure)
 by_layer, over_rates = saved(by_layer_figure), saved(over_rates_figure)
 cosine, rmse = saved(cosine_figure), saved(rmse_figure)
+elbos, pictures = saved(elbo_figure), saved(pictures_figure)
 cifar, muprop = saved(learning_figure), saved(muprop_figure)
 scaling, timing = saved(scaling_figure), saved(timing_figure)
 toy_example, toy_training = saved(toy_example_figure), saved(toy_training_figure)

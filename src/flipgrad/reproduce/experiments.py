@@ -15,7 +15,7 @@ from flipgrad.benchmarks.step import PSA_SAMPLED, gradient, photographs
 from flipgrad.errors import InputError
 from flipgrad.machine import cores, fastest, threads
 from flipgrad.plots.report import duration, template
-from flipgrad.reproduce import accuracy, beyond, learning, timing, toy, weights
+from flipgrad.reproduce import accuracy, beyond, learning, timing, toy, vae, weights
 from flipgrad.reproduce._cells import read_result
 from flipgrad.reproduce._workshop import SCALES, Experiment
 from flipgrad.training.models import cifar_net
@@ -24,7 +24,7 @@ from flipgrad.training.models import cifar_net
 ALL = [
     *(accuracy.rmse, accuracy.cosine, accuracy.rmse_unbiased, accuracy.cosine_unbiased, accuracy.width, accuracy.depth),
     *(timing.running_times, accuracy.every_estimator, toy.toy_training, toy.toy_example, learning.cifar, learning.muprop),
-    *(beyond.averaging, weights.weights),
+    *(beyond.averaging, weights.weights, vae.vae),
 ]
 # The experiments by name.
 EXPERIMENTS = {experiment.name: experiment for experiment in ALL}

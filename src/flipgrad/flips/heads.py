@@ -1,0 +1,187 @@
+r"""Discrete derivatives of losses that add up over the outputs of a linear head, as sums over flips.
+
+A loss :math:`f(x) = \sum_j \phi_j(b_j)` of outputs :math:`b = Wx + c` of binary states x has, with the flip
+:math:`s = 2 W_{ji} x_i`,
+
+.. math:: D_i f = \tfrac12 x_i \sum_j [\phi_j(b_j) - \phi_j(b_j - s)],
+
+so that no tensor of all outputs at all flips is needed. A square is exact at the price of one ordinary product. Of a Bernoulli
+likelihood with the targets t in [0, 1], :math:`\phi = \log(1 + e^b) - tb`, it is the log ratio of logistic noise
+(:func:`flipgrad.flips.log_ratio`); or, where weights are small, as when training begins, the first orders of W:
+
+.. math:: D_i f \approx \sum_j \Big[W_{ji} (F(b_j) - t_j) + \tfrac23 W_{ji}^3 F''(b_j)\Big]
+    - x_i \sum_j \Big[W_{ji}^2 F'(b_j) + \tfrac13 W_{ji}^4 F'''(b_j)\Big],
+
+two ordinary products, or four. What is left out, to the next orders, is known from moments of the weights and of
+the derivatives: terms of odd orders have the signs of weights, and are taken to add up as their squares do. If that is within
+the tolerance, relative to the root mean square of the result, the result is given; else the log ratio.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flipgrad.errors import InputError
+from flipgrad.flips import RATIO_ERROR_FACTOR, choose, log_ratio
+from flipgrad.flips.choice import Choice
+from flipgrad.guards import cannot_look
+from flipgrad.noise import Logistic, sign
+
+# With fewer terms the log ratio costs less than to find out whether the expansion will do.
+LEAST_EXPANDED_TERMS = 2**20
+# With larger weights it never does, whatever the data.
+LARGEST_EXPANDED_WEIGHT = 0.5
+# Outputs whose weights, and examples whose derivatives, tell how far it reaches.
+OUTPUTS_READ, EXAMPLES_READ = 128, 8
+# The error is taken to be this much larger than what is left out: derivatives and weights are not independent.
+MARGIN = 1.5
+LOGISTIC = Logistic()
+
+
+def bernoulli(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, *, tolerance: float = 0.0) -> Tensor:
+    """The discrete derivative [B, n] of the negative log-likelihood of ``targets`` in the states ``x``.
+
+    Args:
+        x: states [B, n].
+        logits: of every target, [B, K]: those of a linear map of ``x``.
+        targets: [B, K], from 0 to 1.
+        weight: of that map, [K, n].
+        tolerance: the relative L2 error that is allowed; 0 is exact.
+    """
+    x, logits, targets, weight = (t.detach() for t in (x, logits, targets, weight))
+    may_expand = tolerance > 0 and len(x) * weight.numel() >= LEAST_EXPANDED_TERMS and not cannot_look()
+    expanded = _expanded(x, logits, targets, weight, tolerance) if may_expand else None
+    if expanded is not None:
+        return expanded
+    states = sign(targets - 0.5)
+    ratio = log_ratio(x, logits, states, weight, LOGISTIC, tolerance=tolerance / RATIO_ERROR_FACTOR)
+    # log p(t | b) = log F(yb) + (t - [y = 1]) b, and the second term is linear in the states.
+    result = ratio.mul_(x).div_(2)
+    rest = targets - (states + 1) / 2
+    if cannot_look() or bool(rest.any()):
+        result = result - rest @ weight
+    return result
+
+
+def _expanded(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, tolerance: float) -> Tensor | None:
+    """The first orders of the weights, two or four; None if they are not within the tolerance."""
+    squares = weight * weight
+    largest = float(squares.amax()) if weight.numel() else 0.0
+    if not largest <= LARGEST_EXPANDED_WEIGHT**2:
+        return None
+    p = torch.sigmoid(logits)
+    slopes = torch.addcmul(p, p, p, value=-1)
+    moments, errors = _Moments.of(squares, p, slopes), p - targets
+    # The result is about as large as its first order; where that is far too small, no product is begun.
+    expected = float(errors[:EXAMPLES_READ].square().mean() * moments.second) ** 0.5
+    if moments.beyond_fourth(largest) > 2 * tolerance * expected:
+        return None
+    result = torch.addcmul(errors @ weight, x, slopes @ squares, value=-1)
+    allowed = tolerance / MARGIN * float(result.norm()) / max(1, result.numel()) ** 0.5
+    if moments.beyond_second() <= allowed:
+        return result
+    if moments.beyond_fourth(largest) > allowed:
+        return None
+    bends = torch.addcmul(slopes, slopes, p, value=-2)
+    result.add_(bends @ (weight * squares), alpha=2 / 3)
+    thirds = torch.addcmul(slopes, slopes, slopes, value=-6)
+    return result.addcmul_(x, thirds @ (squares * squares), value=-1 / 3)
+
+
+class _Moments(NamedTuple):
+    """Of the weights of a unit, on average, and of derivatives of F at some examples.
+
+    Attributes:
+        second: the sum of squares.
+        fourth: the sum of fourth powers, of which it is the root mean square over units.
+        sixth: the sum of sixth powers.
+        slope: the mean of F'.
+        bend: the root mean square of the second derivative.
+        third: the mean size of the third derivative, F' (1 - 6F').
+    """
+
+    second: float
+    fourth: float
+    sixth: float
+    slope: float
+    bend: float
+    third: float
+
+    @staticmethod
+    def of(squares: Tensor, p: Tensor, slopes: Tensor) -> _Moments:
+        """From squares of the weights [K, n], and F and F' at all outputs; of some outputs and examples."""
+        every = max(1, len(squares) // OUTPUTS_READ)
+        share = len(squares[::every]) / max(1, len(squares))
+        squares = squares[::every]
+        fourth = squares * squares
+        sixth = float((squares * fourth).sum()) / share / squares.shape[1]
+        p, q = p[:EXAMPLES_READ], slopes[:EXAMPLES_READ]
+        bend = float(torch.addcmul(q, q, p, value=-2).square().mean()) ** 0.5
+        third = float(torch.addcmul(q, q, q, value=-6).abs().mean())
+        high = float(fourth.sum(0).square().mean()) ** 0.5 / share
+        second = float(squares.sum()) / share / squares.shape[1]
+        return _Moments(second, high, sixth, float(q.mean()), bend, third)
+
+    def beyond_second(self) -> float:
+        """What the third and the fourth order come to."""
+        return float(2 / 3 * self.bend * self.sixth**0.5 + self.third * self.fourth / 3)
+
+    def beyond_fourth(self, largest: float) -> float:
+        """What the fifth and the sixth order come to at most, with this ``largest`` square of a weight.
+
+        The fourth derivative of F is at most twice the second, and the fifth at most the first.
+        """
+        return float(4 / 15 * self.bend * largest * self.sixth**0.5 + 2 / 45 * self.slope * self.sixth)
+
+
+def quadratic(x: Tensor, residuals: Tensor, weight: Tensor) -> Tensor:
+    """The discrete derivative [B, n] of half the sum of squares of ``residuals`` [B, K], whose map has this ``weight``.
+
+    Exact. Of weighted squares, ``residuals`` and ``weight`` are those divided by the outputs' scales.
+    """
+    x, residuals, weight = (t.detach() for t in (x, residuals, weight))
+    return residuals @ weight - x * weight.square().sum(0)
+
+
+def averaged_quadratic(
+    x: Tensor, residuals: Tensor, precision: Tensor, opposite: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    r"""A term [B] of value 0: the gradient of half the sum of ``precision`` [K] times squares, averaged over states.
+
+    That in the ``weight`` [K, n] from unit i is averaged over the states of this unit, whose ``opposite`` one has the
+    probability :math:`\pi_i`: the derivatives :math:`d_k = c_k r_k` are linear in the outputs, so with the precision c
+
+    .. math:: x_i [(1 - \pi_i) d_k(x) - \pi_i d_k(x_{\downarrow i})] = (1 - 2\pi_i) x_i d_k + 2 \pi_i c_k W_{ki}.
+
+    That in the ``bias`` is the mean over the units of :math:`(1 - \pi_i) d_k(x) + \pi_i d_k(x_{\downarrow i})`.
+    """
+    slopes = residuals.detach() * precision
+    carrier = (functional.linear(x * (1 - 2 * opposite), weight) * slopes).sum(1) + opposite @ (precision @ weight.square())
+    if bias is not None:
+        moved = functional.linear(x * opposite, weight.detach()) * (2 / max(1, x.shape[1])) * precision
+        carrier = carrier + ((slopes - moved) * bias).sum(1)
+    return carrier - carrier.detach()
+
+
+def explain(weight: Tensor, *, examples: int = 50, tolerance: float = 1e-3) -> str:
+    """How flips of a linear head with this ``weight`` [K, n] and a Bernoulli likelihood are computed, and why.
+
+    >>> explain(torch.full((784, 200), 0.6)).split(":")[0]
+    'native'
+    """
+    if weight.dim() != 2:
+        raise InputError(f"explain takes the weight [K, n] of a linear head, got shape {list(weight.shape)}")
+    choice: Choice = choose(weight.detach(), LOGISTIC, examples, tolerance / RATIO_ERROR_FACTOR)
+    otherwise = f"{choice.kernel}: {choice.reason}"
+    largest = float(weight.detach().abs().amax()) if weight.numel() else 0.0
+    if not tolerance:
+        return otherwise
+    if examples * weight.numel() < LEAST_EXPANDED_TERMS:
+        return f"{otherwise}; too small for an expansion to pay"
+    if not largest <= LARGEST_EXPANDED_WEIGHT:
+        return f"{otherwise}; weights up to {largest:.2g} are too large for an expansion in them"
+    return f"expansion: two or four ordinary products where the data show that they are within {tolerance:g}; else {otherwise}"
