@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flipgrad.errors import InputError
 
 if TYPE_CHECKING:
-    from flipgrad import bounds, estimators, exact, export, flips, gradeval, packed, zoo
+    from flipgrad import bounds, estimators, exact, export, flips, gradeval, packed, plots, zoo
     from flipgrad.costs import LayerSummary, Summary, summary
     from flipgrad.estimators import (
         ADF,
@@ -83,7 +83,7 @@ __all__ = [  # noqa: RUF022
     "ADF", "Concrete", "GumbelRao", "HardST", "LocalReparam", "Tanh", "ZGR",
     "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator", "Path", "PathEstimator", "Variables",
     # modules
-    "bounds", "estimators", "exact", "export", "flips", "gradeval", "packed", "zoo",
+    "bounds", "estimators", "exact", "export", "flips", "gradeval", "packed", "plots", "zoo",
     # errors
     "InputError",
 ]
