@@ -172,6 +172,17 @@ def test_the_digits_network_answers_as_the_runtime_does(digits_net, tmp_path):
 
 
 @needs_compiler
+def test_ones_are_counted_without_a_builtin_function(digits_net, tmp_path):
+    net, pixels = digits_net
+    code = to_c(net, numbers="double")
+    assert "#if defined(__GNUC__)" in code.source
+    program = Program(net, replace(code, source=code.source.replace("#if defined(__GNUC__)", "#if 0")), tmp_path)
+    program.predict(pixels[0])
+    for states, right in zip(program.states(), program.plain_states(scaled(pixels[0])), strict=True):
+        np.testing.assert_array_equal(states, right)
+
+
+@needs_compiler
 @pytest.mark.parametrize("numbers", ["float", "fixed"])
 def test_float_and_fixed_point_seldom_answer_otherwise(numbers, digits_net, tmp_path):
     net, pixels = digits_net

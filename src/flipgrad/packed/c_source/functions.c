@@ -27,9 +27,10 @@ static int count_ones(uint32_t word)
 #if defined(__GNUC__)
     return __builtin_popcount(word);
 #else
-    word = word - (word >> 1 & 0x55555555u);
-    word = (word & 0x33333333u) + (word >> 2 & 0x33333333u);
-    return (int)(((word + (word >> 4) & 0x0f0f0f0fu) * 0x01010101u & 0xffffffffu) >> 24);
+    word = word - ((word >> 1) & 0x55555555u);
+    word = (word & 0x33333333u) + ((word >> 2) & 0x33333333u);
+    word = (word + (word >> 4)) & 0x0f0f0f0fu;
+    return (int)(((word * 0x01010101u) & 0xffffffffu) >> 24);
 #endif
 }
 
