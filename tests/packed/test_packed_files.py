@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import tracemalloc
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def attack(content: bytes, path: Path, make: Attack, count: int, seed: int, *, m
         if net is not None:
             x = np.ones((1, *net.inputs), np.float32)
             evaluated(net, x)
+            evaluated_alike(net, x)
             # Values of double precision: the input of a part, with padding, its result and one more; and weights.
             limit = 4 * 8 * parts.GROWTH * (x.size + len(changed)) + 130 * len(changed) + BESIDES
             assert number % measured or peak_of(partial(evaluated, net, x)) < limit, number
@@ -76,6 +78,16 @@ def evaluated(net: PackedNetwork, x: np.ndarray) -> None:
         assert net(x, samples=1).shape == (1, net.outputs)
     except fg.InputError as error:
         assert "not finite" in str(error)  # noqa: PT017
+
+
+def evaluated_alike(net: PackedNetwork, x: np.ndarray) -> None:
+    """Compiled code, where it is there and runs the network, survives it as well, with the same result."""
+    net.engine = "auto"
+    with suppress(fg.InputError):
+        found = net(x)
+        net.engine = "numpy"
+        np.testing.assert_allclose(found, net(x), rtol=1e-4, atol=1e-4)
+    net.engine = "numpy"
 
 
 QUICK = [(damaged, 200, 0.9), (damaged_with_right_checksums, 100, 0.3), (hostile, 200, 0.5)]
