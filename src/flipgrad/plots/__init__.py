@@ -3,6 +3,7 @@
 from flipgrad.plots.accuracy import Panel, cosine_figure, layers, rmse_figure
 from flipgrad.plots.bias import bias_and_spread_figure
 from flipgrad.plots.charts import training_curve
+from flipgrad.plots.elbo import elbo_report
 from flipgrad.plots.learning import learning_figure, muprop_figure
 from flipgrad.plots.options import by_layer_figure, over_rates_figure
 from flipgrad.plots.report import report
@@ -18,6 +19,7 @@ __all__ = [
     "by_layer",
     "cifar",
     "cosine",
+    "elbo_report",
     "elbos",
     "layers",
     "muprop",
