@@ -42,7 +42,7 @@ torture: $(VENV)/ready-to-test
 sanitize:
 	mkdir -p build
 	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Werror -Wno-psabi -fno-math-errno -fsanitize=address,undefined -fno-sanitize-recover=all \
-		-Isrc/flipgrad/csrc src/flipgrad/csrc/*.cpp tests/flips/native_main.cpp -pthread -o build/sanitized
+		-Isrc/flipgrad/csrc src/flipgrad/csrc/*.cpp tests/flips/native_main.cpp tests/packed/native_packed.cpp -pthread -o build/sanitized
 	ASAN_OPTIONS=detect_leaks=1 build/sanitized
 
 lint: $(VENV)/ready-to-test

@@ -32,7 +32,7 @@ setup(
             extra_compile_args=["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pthread"],
             # Where dlsym is not in the C library, it is in libdl.
             extra_link_args=["-pthread", "-ldl"],
-            # A failure is reported, and flipgrad.native.reason() says that the library is missing.
+            # A failure is reported, and flipgrad.native.library.reason() says that the library is missing.
             optional=True,
         )
     ],

@@ -23,6 +23,8 @@ def fork_flipgrad(arguments: list[str], output: Path) -> int:
 
     What it prints is written to the file ``output``.
     """
+    # What the command needs is imported once, here.
+    cli.command(arguments[0])
     process = os.fork()
     if process:
         return process

@@ -16,7 +16,7 @@ ROOT = Path(flipgrad.__file__).parent
 
 # From the bottom up: a part imports only from its own row and those before it, and there are no cycles.
 LAYERS = [
-    ["errors", "files", "machine", "memory", "guards", "user_code"],
+    ["errors", "files", "tensor_files", "image_files", "machine", "memory", "guards", "user_code"],
     ["native"],
     ["noise"],
     ["flips"],
@@ -29,7 +29,7 @@ LAYERS = [
     ["residual"],
     ["steps"],
     ["network", "graph"],
-    ["bounds", "exact", "latent", "summary"],
+    ["exact", "bounds", "costs", "export", "latent", "packed"],
     ["estimators"],
     ["data", "training", "plots", "gradeval", "zoo"],
     ["benchmarks"],

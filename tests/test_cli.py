@@ -9,10 +9,10 @@ from dataclasses import fields
 
 import pytest
 import torch
-import typer
 
 from command_line import flipgrad, fork_flipgrad
 from flipgrad import cli, files
+from flipgrad.benchmarks import BENCHMARKS
 from flipgrad.estimators import ESTIMATORS, facts
 from flipgrad.training import RunFolder, TrainConfig
 from pictures import render_nothing
@@ -49,7 +49,7 @@ def test_train_does_not_touch_the_global_random_state(tmp_path, capsys):
 
 
 def test_every_field_of_the_configuration_is_an_option_of_train():
-    parameters = {parameter.name: parameter for parameter in typer.main.get_command(cli.app).commands["train"].params}
+    parameters = {parameter.name: parameter for parameter in cli.command("train").params}
     for field in fields(TrainConfig):
         option = parameters[field.name]
         assert option.opts == ["--" + field.name.replace("_", "-")]
@@ -66,6 +66,19 @@ def test_estimators_lists_their_facts(capsys, monkeypatch):
     assert code == 0
     for word in (*ESTIMATORS, "unbiased", "passes", "relaxed objective", "Shekhovtsov, Yanush, Flach 2020"):
         assert word in out
+
+
+def test_estimators_fit_into_eighty_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = flipgrad(capsys, "estimators")
+    assert code == 0
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in out
+    # One line each.
+    for name in ESTIMATORS:
+        assert sum(line.split()[:1] == [name] for line in lines) == 1
+    assert "* psa: unbiased with one hidden layer" in lines
 
 
 def test_estimators_can_be_printed_as_markdown(capsys):
@@ -141,6 +154,12 @@ def test_an_unwritable_output_folder_is_bad_input(capsys, tmp_path):
     code, _, err = flipgrad(capsys, "train", "--output", str(tmp_path / "file" / "run"))
     assert code == 2
     assert err == f"flipgrad: cannot write to output folder '{tmp_path}/file/run': Not a directory; give another --output\n"
+
+
+def test_without_arguments_there_is_the_help_and_no_complaint(capsys):
+    code, out, err = flipgrad(capsys)
+    assert (code, err) == (2, "")
+    assert "Usage: flipgrad" in out
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["estimators", "--help"], ["--version"]])
@@ -402,8 +421,7 @@ def test_reproduce_lists_and_makes_figures(tmp_path, capsys):
 
 
 def test_bench_prints_json(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("flipgrad.benchmarks.BENCHMARKS", {})
-    monkeypatch.setitem(cli.bench.__globals__["BENCHMARKS"], "exact", lambda: {"seconds": {"5-5-5": 0.004}})
+    monkeypatch.setitem(BENCHMARKS, "exact", lambda: {"seconds": {"5-5-5": 0.004}})
     code, out, _ = flipgrad(capsys, "bench", "exact", "--json", "-")
     assert code == 0
     assert json.loads(out)["seconds"] == {"5-5-5": 0.004}
@@ -462,7 +480,7 @@ def test_bad_input_of_the_study_is_one_line(arguments, message, tmp_path, capsys
 
 def test_mistakes_are_told_before_the_reference_training(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(cli.gradeval.__globals__, "reference_training", lambda *_, **__: pytest.fail("trained first"))
+    monkeypatch.setattr("flipgrad.cli.gradeval.reference_training", lambda *_, **__: pytest.fail("trained first"))
     for option, value in {"--seed": "-1", "--workers": "0", "--reference": "st", "--reference-samples": "3"}.items():
         code, _, err = flipgrad(capsys, "gradeval", option, value)
         assert code == 2
@@ -481,7 +499,7 @@ def test_a_lack_of_memory_is_one_line(capsys, monkeypatch, error):
     def fail():
         raise error
 
-    monkeypatch.setitem(cli.bench.__globals__["BENCHMARKS"], "exact", fail)
+    monkeypatch.setitem(BENCHMARKS, "exact", fail)
     code, _, err = flipgrad(capsys, "bench", "exact")
     assert code == 1
     assert err.startswith("flipgrad: there is not enough memory for this: make the network, the batch")
@@ -499,7 +517,7 @@ def test_a_log_on_a_full_disk_is_one_line(capsys, monkeypatch):
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
-    monkeypatch.setitem(cli.bench.__globals__["BENCHMARKS"], "exact", lambda: torch.zeros(2) @ torch.zeros(3))
+    monkeypatch.setitem(BENCHMARKS, "exact", lambda: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
         cli.main(["bench", "exact"])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flipgrad import files
+from flipgrad import files, tensor_files
 from flipgrad.errors import InputError
 
 
@@ -63,7 +63,7 @@ def read_one(path):
 
 
 def read_tensors(path):
-    tensors, facts = files.read_tensors(path, "thing 1", missing="find it", broken="mend it")
+    tensors, facts = tensor_files.read_tensors(path, "thing 1", missing="find it", broken="mend it")
     return {name: (tensor.dtype, tensor.tolist()) for name, tensor in tensors.items()}, facts
 
 
@@ -74,7 +74,7 @@ def write_lines(path):
 
 def write_tensors(path):
     tensors = {"weight": torch.tensor([[1.5, -2.0]]), "count": torch.tensor(3), "none": torch.empty(0, 2)}
-    files.write(path, files.tensors_to_bytes("thing 1", tensors, {"epoch": 3}))
+    files.write(path, tensor_files.tensors_to_bytes("thing 1", tensors, {"epoch": 3}))
 
 
 @pytest.mark.parametrize(

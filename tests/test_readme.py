@@ -9,11 +9,13 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), 
 
 
 def test_the_readme_has_examples():
-    assert len(EXAMPLES) == 11
+    assert len(EXAMPLES) == 13
 
 
 @pytest.mark.parametrize("code", EXAMPLES, ids=lambda code: code.splitlines()[2][:30])
-def test_every_example_of_the_readme_runs(code):
+def test_every_example_of_the_readme_runs(code, tmp_path, monkeypatch):
+    # One writes a file.
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     exec(compile(code, "README.md", "exec"), {})
 

@@ -19,7 +19,7 @@ from flipgrad import flips
 from flipgrad.errors import InputError
 from flipgrad.flips import ordinary
 from flipgrad.flips.ordinary import Geometry
-from flipgrad.guards import check_unchanged, has_hooks
+from flipgrad.guards import check_unchanged, exporting, has_hooks
 from flipgrad.noise import Noise
 from flipgrad.pooling import PoolModule, fold, overlaps
 
@@ -340,7 +340,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Processors multiply such matrices several times faster than rows of a few numbers each, and what follows is elementwise.
     """
-    if x.dim() != 2 or weight.shape[0] > NARROW or x.shape[0] < MANY or x.device.type != "cpu":
+    # A graph that stands alone is for batches of any size.
+    if x.dim() != 2 or weight.shape[0] > NARROW or x.device.type != "cpu" or exporting() or x.shape[0] < MANY:
         return functional.linear(x, weight, bias)
     if bias is None:
         return torch.mm(weight, x.t()).t()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from importlib import import_module
+from inspect import signature
 from typing import Any, ClassVar, final
 
 import torch
@@ -291,6 +293,9 @@ class Network:
     def default_estimator(self) -> Estimator:
         """The estimator where none is chosen: the one given to :func:`flipgrad.use`, or the recommended one."""
         attached: Estimator | None = self.binary_layers[0].estimator
+        if attached is None and not _recommended:
+            # The package imports its parts when they are used; this one recommends an estimator.
+            import_module("flipgrad.estimators")
         return attached or _recommended[0]()
 
     def front(self, x: Tensor) -> Tensor:
@@ -412,6 +417,20 @@ class Estimator(ABC):
     second_derivatives: bool = False
     cost: ClassVar[str] = ""
     citation: ClassVar[str]
+
+    def __repr__(self) -> str:
+        """The class with the arguments that are not its defaults, as far as attributes of the same names tell them."""
+        shown = []
+        for name, parameter in signature(type(self)).parameters.items():
+            value = self.argument(name)
+            if isinstance(value, bool | int | float | str | None | nn.Module) and value != parameter.default:
+                shown.append(f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def argument(self, name: str) -> Any:
+        """The argument ``name`` that the estimator was made with: by default the attribute of that name."""
+        value = getattr(self, name, None)
+        return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
     @abstractmethod
     def passes(self, depth: int) -> int:

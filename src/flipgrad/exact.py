@@ -312,7 +312,7 @@ def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def enumerate_states(shape: Sequence[int], like: Tensor) -> Tensor:
-    """All 2**n states of units of the given ``shape``, [2**n, *shape]; the last unit changes fastest.
+    """All ``2**n`` states of units of the given ``shape``, ``[2**n, *shape]``; the last unit changes fastest.
 
     >>> enumerate_states((2,), torch.zeros(()))
     tensor([[-1., -1.],

@@ -1,7 +1,7 @@
 """Writing files so that nothing is lost or half-written, reading them so that damage is noticed, and where numbers came from.
 
-What flipgrad writes and reads back, JSON or tensors, has a checksum of its content in it. It tells damage and edits by hand; it
-is no protection from somebody who means harm, who would write a right one.
+What flipgrad writes and reads back, JSON or tensors (:mod:`flipgrad.tensor_files`), has a checksum of its content in it. It
+tells damage and edits by hand; it is no protection from somebody who means harm, who would write a right one.
 """
 
 import json
@@ -15,17 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
-import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
-
 from flipgrad.errors import InputError, StorageError
 from flipgrad.machine import cores
 
 CHECKSUM = "checksum"
-# What we say of tensors in the metadata of their file.
-HEADER = "flipgrad"
 # Bytes. JSON files of ours are smaller; what is larger is not read into memory.
 LARGEST_JSON = 2**30
 # Added to the ways to open a file that others may have prepared: a link would lead the writer elsewhere.
@@ -104,7 +97,7 @@ def read_json(path: Path, *, missing: str, broken: str, most: int = LARGEST_JSON
     Raises:
         InputError: with the advice ``missing`` if it cannot be read, and ``broken`` if it is no JSON of ours, or was changed.
     """
-    return _parsed(_read(path, missing, broken, most), f"'{path}'", broken)
+    return parse_json(read(path, missing=missing, broken=broken, most=most), f"'{path}'", broken)
 
 
 def read_json_lines(path: Path, *, missing: str, broken: str, count: int | None = None) -> list[dict[str, Any]]:
@@ -112,10 +105,10 @@ def read_json_lines(path: Path, *, missing: str, broken: str, count: int | None 
 
     The beginning of a line at the end, which a kill in its writing left, does not count.
     """
-    *lines, last = _read(path, missing, broken, LARGEST_JSON).split(b"\n")
+    *lines, last = read(path, missing=missing, broken=broken, most=LARGEST_JSON).split(b"\n")
     if not _is_beginning(last):
         lines.append(last)
-    return [_parsed(line, f"'{path}', line {number}:", broken) for number, line in enumerate(lines[:count], 1)]
+    return [parse_json(line, f"'{path}', line {number}:", broken) for number, line in enumerate(lines[:count], 1)]
 
 
 def _is_beginning(line: bytes) -> bool:
@@ -129,7 +122,7 @@ def _is_beginning(line: bytes) -> bool:
     return False
 
 
-def _parsed(content: bytes, where: str, broken: str) -> dict[str, Any]:
+def parse_json(content: bytes, where: str, broken: str) -> dict[str, Any]:
     """The object that JSON with a checksum holds, without the checksum; an error begins with ``where`` it is."""
     try:
         value = json.loads(content.decode())
@@ -153,71 +146,25 @@ def _json_checksum(value: Any) -> str:
     return f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"
 
 
-def _read(path: Path, missing: str, broken: str, most: int) -> bytes:
+def read(path: Path, *, missing: str, broken: str, most: int) -> bytes:
+    """The content of a file of at most ``most`` bytes, or an :class:`InputError` with the advice ``missing`` or ``broken``."""
     try:
-        _check_ordinary(path, broken)
+        check_ordinary(path, broken)
         with path.open("rb") as file:
-            content = file.read(most + 1)
+            # Python takes memory for all that it is asked to read: it is asked for what there is.
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(size + 1) if size <= most else None
     except OSError as error:
         raise InputError(f"'{path}' cannot be read ({error.strerror}); {missing}") from None
-    if len(content) > most:
+    if content is None or len(content) > most:
         raise InputError(f"'{path}' has more than {most:,} bytes, and is no such file of flipgrad; {broken}")
     return content
 
 
-def _check_ordinary(path: Path, broken: str) -> None:
+def check_ordinary(path: Path, broken: str) -> None:
     """Refuse folders, and pipes and devices, whose reading may have no end."""
     if path.exists() and not path.is_file():
         raise InputError(f"'{path}' is a {'folder' if path.is_dir() else 'device'}, expected a file; {broken}")
-
-
-def tensors_to_bytes(kind: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> bytes:
-    """Tensors by name, and facts about them, as a safetensors file with a checksum; nothing in it could run.
-
-    ``kind`` is that of the file, with the version of its meaning: what :func:`read_tensors` is to ask for.
-    """
-    # Copies, as a file must not hold the same memory twice.
-    stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    # In one entry: safetensors writes several in any order, and the same content is to give the same bytes.
-    header = json_line({"kind": kind, "facts": dict(facts or {}), "tensors": tensors_checksum(stored)})
-    return bytes(safetensors.torch.save(stored, {HEADER: header}))
-
-
-def read_tensors(path: Path, kind: str, *, missing: str, broken: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and facts of a file of :func:`tensors_to_bytes`.
-
-    Raises:
-        InputError: with the advice ``missing`` if it is not there, and ``broken`` if it is damaged or of another ``kind``.
-    """
-    try:
-        _check_ordinary(path, broken)
-        with safetensors.safe_open(path, framework="pt") as stored:
-            metadata = stored.metadata() or {}
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise InputError(f"'{path}' is missing; {missing}") from None
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"'{path}' is truncated or damaged ({error}); {broken}") from None
-    try:
-        header = _parsed(metadata.get(HEADER, "{}").encode(), "", "")
-    except InputError:
-        header = {}
-    if header.get("kind") != kind:
-        raise InputError(f"'{path}' is damaged, or no {kind.rsplit(' ', 1)[0]} of this version of flipgrad ({kind}); {broken}")
-    if header["tensors"] != tensors_checksum(tensors):
-        raise InputError(f"'{path}' is damaged: its checksum is wrong; {broken}")
-    return tensors, header["facts"]
-
-
-def tensors_checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, kinds, shapes and values."""
-    total = 0
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        total = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), total)
-        if tensor.numel():
-            total = zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, total)
-    return f"{total:08x}"
 
 
 def new_folder(path: Path, *, overwrite: bool = False) -> Path:
@@ -240,6 +187,9 @@ def new_folder(path: Path, *, overwrite: bool = False) -> Path:
 
 def provenance() -> dict[str, object]:
     """The command, the versions and the machine behind a result."""
+    # Files are written and read without torch, too.
+    import torch
+
     versions = {name: version(name) for name in ("flipgrad", "torch", "numpy")} | {"python": platform.python_version()}
     threads = {"threads": torch.get_num_threads(), "cores": cores()}
     machine = {"system": platform.system(), "processor": platform.machine(), **threads}

@@ -181,6 +181,11 @@ def capturing() -> bool:
     return torch.compiler.is_compiling() or bool(torch._C._get_tracing_state())
 
 
+def exporting() -> bool:
+    """Whether torch captures a graph that is to stand alone, by ``torch.export`` or ``torch.jit.trace``."""
+    return capturing() and not torch.compiler.is_dynamo_compiling()
+
+
 def cannot_look() -> bool:
     """Whether values cannot be looked at, to check them: while torch captures, and under transforms of ``torch.func``."""
     return capturing() or torch._C._functorch.maybe_current_level() is not None
@@ -203,11 +208,11 @@ def hides_record(x: Tensor) -> bool:
 
 def check_exportable() -> None:
     """Refuse to be exported or traced with gradients: only ``torch.compile`` keeps those that estimators make."""
-    exporting = capturing() and not torch.compiler.is_dynamo_compiling()
-    if exporting and torch.is_grad_enabled():
+    if exporting() and torch.is_grad_enabled():
         raise InputError(
             "an exported or traced network samples, but would silently have no gradient of any estimator: export it under "
-            "torch.no_grad(), to predict with it; to train in one graph, use torch.compile"
+            "torch.no_grad(), to predict with it, or export the plain module fg.export.deterministic(net), "
+            "fg.export.member(net.member(x)) or fg.export.sampled(net); to train in one graph, use torch.compile"
         )
 
 
@@ -240,7 +245,7 @@ def refuse_scripting(module: nn.Module) -> NoReturn:
     """Refuse ``torch.jit.script``, which reads source code: what it asks first, as a method ``__prepare_scriptable__``."""
     raise InputError(
         f"torch.jit.script cannot express the sampled states of {type(module).__name__}: capture it under torch.no_grad() with "
-        "torch.export.export(net, (x,)) or torch.jit.trace(net, x, check_trace=False)"
+        "torch.export.export(net, (x,)) or torch.jit.trace(net, x, check_trace=False), or a plain module of fg.export"
     )
 
 

@@ -1,11 +1,9 @@
-"""The processor: its cores, how many threads torch uses, and how long work takes on it."""
+"""The processor: its cores, how many threads torch uses, how long work takes on it, and which of many processes this is."""
 
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-
-import torch
 
 
 def cores() -> int:
@@ -13,9 +11,22 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def started_by_torchrun() -> bool:
+    """Whether there are other processes that ``torchrun`` started with this one."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def launched_rank() -> int:
+    """The number of this process, before it is brought together with the others."""
+    return int(os.environ.get("RANK", "0"))
+
+
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Let torch use ``count`` threads inside, and afterwards as many as before."""
+    # Who asks for cores alone need not have torch.
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

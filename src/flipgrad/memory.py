@@ -1,8 +1,7 @@
 """Memory: what would not fit is refused before it is tried, and what did not fit is told from other errors."""
 
 import os
-
-import torch
+import sys
 
 from flipgrad.errors import InputError
 
@@ -32,6 +31,8 @@ def check_fits(needed: int, what: str, fix: str) -> None:
 
 def ran_out(error: BaseException) -> bool:
     """Whether an error says that there was not enough memory."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    # Where torch was not imported, no error is one of its own.
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)

@@ -326,11 +326,24 @@ def noise_source(
     """New noise, and what is handed in of it, of units and of weights."""
     layers = net.binary_layers
     drawn = fresh(generator)
-    units = drawn if noise is None else _handed_in(noise, len(layers), "noise", "binary layers", "pre-activations")
+    wanted = (len(layers), len(_weight_noises(layers)))
+    units = drawn if noise is None else _handed_in_units(noise, wanted[0])
     if weight_noise is None:
         return units if units is drawn else Apart(units, drawn)
-    wanted = len(_weight_noises(layers))
-    return Apart(units, _handed_in(weight_noise, wanted, "weight_noise", "layers that draw their weights", "weights"))
+    return Apart(units, _handed_in_weights(weight_noise, wanted[1]))
+
+
+def given_noise(noise: Sequence[Tensor], weight_noise: Sequence[Tensor], wanted: tuple[int, int]) -> Draw:
+    """A source of noise that is handed in, of units and of weights; ``wanted`` are the numbers of tensors of both."""
+    return Apart(_handed_in_units(noise, wanted[0]), _handed_in_weights(weight_noise, wanted[1]))
+
+
+def _handed_in_units(noise: Sequence[Tensor], wanted: int) -> Draw:
+    return _handed_in(noise, wanted, "noise", "binary layers", "pre-activations")
+
+
+def _handed_in_weights(noise: Sequence[Tensor], wanted: int) -> Draw:
+    return _handed_in(noise, wanted, "weight_noise", "layers that draw their weights", "weights")
 
 
 def _handed_in(noise: Sequence[Tensor], layers: int, name: str, of: str, to: str) -> Draw:

@@ -31,6 +31,7 @@ def test_sub_folders_are_classes_in_the_order_of_their_names(folder):
     (folder / "cats" / ".hidden").write_bytes(b"")
     data = image_folder(folder)
     assert (data.name, data.classes, data.background) == (folder.name, 2, 0.0)
+    assert data.with_validation(0.5).class_names == ("ants", "cats")
     assert data.train.x.shape == (36, 1, 4, 6)
     assert data.train.x.dtype == torch.float32
     assert data.test.y.tolist() == [0, 0, 1, 1]

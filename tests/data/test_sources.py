@@ -27,3 +27,8 @@ def test_what_needs_no_folder_is_read_without_one(name):
     assert load_data(config).fingerprint == data.fingerprint
     net = make_net(config, data)
     assert net(data.train.x[:2]).shape == (2, data.classes)
+
+
+def test_names_of_classes_are_as_many_as_these():
+    assert len(SOURCES["cifar10"].class_names) == 10
+    assert all(len(set(source.class_names)) == len(source.class_names) for source in SOURCES.values())

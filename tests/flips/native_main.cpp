@@ -10,6 +10,9 @@
 
 #include "flipgrad.h"
 
+// Of packed networks, in tests/packed/native_packed.cpp.
+int packed_failures();
+
 namespace {
 
 std::mt19937 engine(1);
@@ -371,6 +374,7 @@ int main() {
     failures += !rank_one_right(2, 4, 2, 29, size) + !rank_one_right(1, 1, 1, 64, size);
   }
   for (int64_t count : {0, 1, 257, 100001}) failures += !moments_right(count, 1) + !moments_right(count, 3);
+  failures += packed_failures();
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

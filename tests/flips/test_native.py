@@ -36,7 +36,7 @@ from flipgrad.flips import Geometry, compiled, naive, rank_one
 from flipgrad.flips._arguments import flat
 from flipgrad.flips.form import BLOCK, Form, compiled_moments
 from flipgrad.flips.separable import fused_product
-from flipgrad.native import library, sampling
+from flipgrad.native import library, loading, sampling
 from flipgrad.noise import Laplace, Logistic, Normal, Uniform
 from random_tensors import channels_last, layouts, normal, strided
 
@@ -350,12 +350,12 @@ def test_structures_are_those_of_the_header():
 
 
 def test_missing_library_is_explained(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "LIBRARY", tmp_path / "_native.so")
-    found, reason = library.load()
+    monkeypatch.setattr(loading, "LIBRARY", tmp_path / "_native.so")
+    found, reason = loading.load([])
     assert found is None
     assert "does not exist" in reason
-    library.LIBRARY.write_text("no library")
-    found, reason = library.load()
+    loading.LIBRARY.write_text("no library")
+    found, reason = loading.load([])
     assert found is None
     assert "cannot be loaded" in reason
     monkeypatch.setattr(library, "_library", None)

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import torch
-import typer
+from PIL import Image
 
 from flipgrad import cli
 from flipgrad.data import AUGMENTATIONS
@@ -26,6 +26,8 @@ from torture.damage import NUMBERS, TEXTS
 SMALL: dict[str, list[str]] = {
     "train": ["--data", "toy", "--model", "3", "--epochs", "1", "--eval-samples", "1", "--batch-size", "90"],
     "evaluate": ["--samples", "1"],
+    "pack": [],
+    "predict": ["--samples", "1"],
     "gradeval": ["--widths", "2", "--samples", "20", "--epochs", "0", "--estimators", "st", "--workers", "1"],
     "reproduce": ["--list"],
     "bench": [],
@@ -33,7 +35,8 @@ SMALL: dict[str, list[str]] = {
     "zoo": [],
 }
 WEIGHTS = {"train": 60, "evaluate": 12, "gradeval": 18, "reproduce": 5, "bench": 2, "estimators": 1, "zoo": 2}
-FINISHED = "finished"
+WEIGHTS |= {"pack": 3, "predict": 7}
+FINISHED, PACKED, IMAGE = "finished", "net.safetensors", "image.png"
 
 CHOICES = {field.name: tuple(field.metadata["choices"]) for field in fields(TrainConfig) if field.metadata["choices"]}
 # Values that an option may well be given, besides the hostile ones.
@@ -63,7 +66,9 @@ SENSIBLE: dict[str, tuple[str, ...]] = {
     "name": ("nothing", "", "step ", "digits", "toy-1"),
     "output": ("out", "a/b/c", FINISHED, "file", "", ".", "\0", "x" * 300, "ü ☃", "[bold]", "-", "/dev/null", "/dev/null/x"),
     "resume": (FINISHED, "nowhere", ".", "file", "", "\0", "/dev/null", "x" * 5000),
-    "run": (FINISHED, "zoo:digits", "zoo:nothing", "zoo:", "nowhere", ".", "file", "", "\0", "/dev/null"),
+    "network": (*[PACKED] * 8, "nowhere", FINISHED, "file", "", IMAGE, "/dev/null"),
+    "inputs": (*[IMAGE] * 6, PACKED, "nowhere.png", f"{FINISHED}/curve.png", "file", "", ".", "/dev/null"),
+    "run": (FINISHED, "zoo:digits", "zoo:digits-binary", "zoo:nothing", "zoo:", "nowhere", ".", "file", "", "\0", "/dev/null"),
     "json_file": ("-", "a.json", "nowhere/a.json", "/dev/null/a", "."),
     "data": (*CHOICES["data"], "nowhere"),
     "dask": ("nonsense", "tcp://", "tcp://127.0.0.1:1"),
@@ -76,8 +81,7 @@ BOUNDED: dict[str, tuple[str, ...]] = {"workers": ("0", "1", "2", "-1", "x", "1e
 @cache
 def options() -> dict[str, list[Any]]:
     """The parameters of every command."""
-    group: Any = typer.main.get_command(cli.app)
-    return {name: command.params for name, command in group.commands.items()}
+    return {name: cli.command(name).params for name in cli.COMMANDS}
 
 
 def value(name: str, random: Random) -> str:
@@ -120,6 +124,8 @@ class CommandAttack(Attack):
 
     def setup(self, shared: Path) -> None:
         call(["train", *SMALL["train"], "--output", str(shared / FINISHED)]).check("the base run")
+        call(["pack", "zoo:digits-binary", "--output", str(shared / PACKED)]).check("the packed network")
+        Image.linear_gradient("L").save(shared / IMAGE)
 
     def attempt(self, number: int, random: Random) -> Outcome:
         arguments = command(random)
@@ -128,6 +134,8 @@ class CommandAttack(Attack):
         place.mkdir(parents=True)
         shutil.copytree(self.shared / FINISHED, place / FINISHED)
         (place / "file").write_bytes(b"a file")
+        for name in (PACKED, IMAGE):
+            shutil.copy(self.shared / name, place)
         os.chdir(place)
         try:
             answer = call(arguments, limit=1.0)

@@ -18,7 +18,7 @@ from typing import Any
 import safetensors
 import torch
 
-from flipgrad import files, plots
+from flipgrad import files, plots, tensor_files
 from flipgrad.errors import InputError
 from flipgrad.training import Checkpoint, RunFolder
 from flipgrad.training.lock import FolderLock
@@ -61,8 +61,8 @@ def hostile_file(content: bytes, name: str, random: Random) -> bytes:
 
 def hostile_tensors(path: Path, random: Random) -> bytes:
     """A file of tensors with a right checksum, of which something is not as it should be."""
-    kind = json.loads(_header(path)[files.HEADER])["kind"]
-    tensors, facts = files.read_tensors(path, kind, missing="", broken="")
+    kind = json.loads(_header(path)[tensor_files.HEADER])["kind"]
+    tensors, facts = tensor_files.read_tensors(path, kind, missing="", broken="")
     action = random.random()
     # What an optimizer lacks only its next step finds.
     name = random.choice([name for name in tensors if not name.startswith("optimizer.")])
@@ -81,7 +81,7 @@ def hostile_tensors(path: Path, random: Random) -> bytes:
     else:
         odd = random.choice([float("nan"), float("inf"), 1e30])
         tensors[name] = torch.full_like(tensors[name], odd) if tensors[name].is_floating_point() else tensors[name] - 1
-    return files.tensors_to_bytes(kind if random.random() < 0.95 else "weights 99", tensors, facts)
+    return tensor_files.tensors_to_bytes(kind if random.random() < 0.95 else "weights 99", tensors, facts)
 
 
 def _header(path: Path) -> dict[str, str]:

@@ -109,6 +109,8 @@ class Forked:
     def __init__(
         self, arguments: list[str], run: Path, watch: Watch | None = None, *, draw: bool = False, ordinary: bool = False
     ) -> None:
+        # What the command needs is imported once, here.
+        cli.command(arguments[0])
         context = get_context("fork")
         self._near, far = context.Pipe(duplex=False)
         self._process = context.Process(target=_run, args=(arguments, run, watch, draw, ordinary, far))

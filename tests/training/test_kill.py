@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from flipgrad import cli, native
+from flipgrad import cli
+from flipgrad.native import library
 from torture.runs import difference
 
 OPTIONS = ("--epochs", "2", "--eval-samples", "2", "--checkpoint-minutes", "0.001")
@@ -56,5 +57,5 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, estimator, kills):
     _, err = process.communicate(timeout=100)
     assert process.returncode == 0
     # Nothing is said but, once, that compiled kernels are missing, if they are.
-    assert err == "" or (not native.available() and re.fullmatch(r"[^\n]*without compiled kernels[^\n]*\n", err))
+    assert err == "" or (not library.available() and re.fullmatch(r"[^\n]*without compiled kernels[^\n]*\n", err))
     assert difference(parts, whole) == ""

@@ -13,7 +13,7 @@ from torch import nn
 
 import flipgrad as fg
 from command_line import flipgrad
-from flipgrad.files import read_tensors
+from flipgrad.tensor_files import read_tensors
 from flipgrad.training import RunFolder, load_run
 from flipgrad.training.run import WEIGHTS_FORMAT
 from hand_written import ByHand

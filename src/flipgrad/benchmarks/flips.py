@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_input
 
-from flipgrad import native
 from flipgrad.flips import Geometry, compiled, heads, separable, vectorized
 from flipgrad.flips.form import find_form, root_mean_square
 from flipgrad.machine import fastest
+from flipgrad.native import library
 from flipgrad.noise import Logistic, sign
 from flipgrad.training.models import CIFAR_CHANNELS, CIFAR_KERNELS, CIFAR_STRIDES
 
@@ -81,7 +81,7 @@ def _measure(layer: Layer) -> dict[str, Any]:
         "gradient": lambda: grad @ weight if geometry is None else conv2d_input(x.shape, weight, grad, geometry.stride),
         "separable": by_form,
     }
-    if native.available():
+    if library.available():
         kernels["native"] = lambda: compiled.flip_product(x, a, grad, weight, NOISE, geometry)
     seconds = fastest(kernels, repeats=REPEATS)
     # Errors are those of the first examples, against the exact product in double precision.

@@ -12,6 +12,15 @@ from rich.table import Column, Table
 from flipgrad.errors import InputError
 from flipgrad.training import Ensembles, Evaluation
 
+# How a network of the zoo is named in place of a folder.
+ZOO = "zoo:"
+
+
+def check_no_own_code(model: str | None, estimator: str | None) -> None:
+    """Refuse options that repeat code of a run's own where a network of the zoo is named."""
+    if model is not None or estimator is not None:
+        raise InputError("--model and --estimator repeat code of a run's own, which no network of the zoo has: leave them out")
+
 
 class Work:
     """A progress bar over work that comes in named portions.

@@ -10,16 +10,13 @@ from rich.console import Console
 
 import flipgrad.zoo
 from flipgrad import files, plots
-from flipgrad.cli._shared import evaluation_table, sizes_table, whole_numbers
+from flipgrad.cli._shared import ZOO, check_no_own_code, evaluation_table, sizes_table, whole_numbers
+from flipgrad.costs import summary
 from flipgrad.errors import InputError
 from flipgrad.sampling import check_seed
-from flipgrad.summary import summary
 from flipgrad.training import Run, RunFolder, load_run, measure_ensembles
 from flipgrad.training import evaluate as measure
 from flipgrad.training.predictions import describe
-
-# How a network of the zoo is named in place of a folder.
-ZOO = "zoo:"
 
 
 def evaluate(
@@ -51,10 +48,7 @@ def evaluate(
     sizes = None if sample_counts is None else whole_numbers(sample_counts, "--sample-counts", ",")
     if run.startswith(ZOO):
         name = run.removeprefix(ZOO)
-        if model is not None or estimator is not None:
-            raise InputError(
-                "--model and --estimator repeat code of a run's own, which no network of the zoo has: leave them out"
-            )
+        check_no_own_code(model, estimator)
         loaded, folder = flipgrad.zoo.load_run(name, device=device, data_folder=data_folder), output
         if output is not None:
             _unfold(name, files.new_folder(output))

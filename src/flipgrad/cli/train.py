@@ -18,12 +18,11 @@ from flipgrad.cli._shared import evaluation_table, working
 from flipgrad.data import SOURCES, DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.estimators.names import for_training
-from flipgrad.machine import cores
+from flipgrad.machine import cores, launched_rank, started_by_torchrun
 from flipgrad.network import layers_with_binary_weights
 from flipgrad.training import Processes, RunFolder, TrainConfig, elbo, recipes
 from flipgrad.training.board import board
 from flipgrad.training.config import AUTO, PROBLEM, STORED
-from flipgrad.training.processes import launched_rank, started_by_torchrun
 from flipgrad.training.recipes import RECIPES
 from flipgrad.training.run import is_whole, resume_command
 from flipgrad.training.search import Trial

@@ -3,8 +3,18 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #define FLIPGRAD_X86 1
+// GCC warns of registers that its own header leaves undefined on purpose (its bug 105593).
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 #define FLIPGRAD_AVX2 __attribute__((target("avx2,fma")))
+#define FLIPGRAD_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq,avx2,fma")))
 #endif
 
 namespace flipgrad {
@@ -20,6 +30,16 @@ inline bool has_avx2() {
 inline bool has_avx512() {
 #ifdef FLIPGRAD_X86
   return __builtin_cpu_supports("avx512f");
+#else
+  return false;
+#endif
+}
+
+// What FLIPGRAD_AVX512 asks for.
+inline bool has_avx512_popcount() {
+#ifdef FLIPGRAD_X86
+  return has_avx2() && has_avx512() && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vpopcntdq");
 #else
   return false;
 #endif

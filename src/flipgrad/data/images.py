@@ -5,15 +5,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
 from flipgrad import memory
 from flipgrad.data.sets import DataSet, Split, from_bytes
 from flipgrad.errors import InputError
+from flipgrad.image_files import ENDINGS, read_image, resized
 
-ENDINGS = {".png", ".jpg", ".jpeg"}
-GREY = {"1", "L"}
-COLOUR = {"RGB", "P"}
 # Of a grey pixel as a number in floating point; a coloured one has three such.
 BYTES_PER_PIXEL = 4
 
@@ -58,7 +55,8 @@ def image_folder(path: Path, size: int | None = None, test_share: float = 0.1, s
     stacked = np.stack([np.broadcast_to(pixels, (*pixels.shape[:2], channels)) for pixels in images])
     x = from_bytes(torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous())
     train, test = Split(x, torch.tensor([label for _, label in files])).divide(test_share, seed=seed)
-    return DataSet(path.resolve().name, train, test, classes=len(classes), background=0.0)
+    names = tuple(folder.name for folder in classes)
+    return DataSet(path.resolve().name, train, test, classes=len(classes), background=0.0, class_names=names)
 
 
 def _check_memory(count: int, height: int, width: int) -> None:
@@ -89,21 +87,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(file: Path, size: int | None) -> Pixels:
-    """The pixels [H, W, 1 or 3] of an image, upright as its camera says."""
-    try:
-        # The checksums of a PNG file, which decoding passes over.
-        with Image.open(file, formats=["PNG", "JPEG"]) as stored:
-            stored.verify()
-        with Image.open(file, formats=["PNG", "JPEG"]) as stored:
-            mode, transparent = stored.mode, "transparency" in stored.info
-            image = ImageOps.exif_transpose(stored).convert("L" if mode in GREY else "RGB")
-    # A damaged image fails in as many ways as there are steps in Pillow's decoders: a PNG file without pixels is an IndexError.
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"'{file}' cannot be read as PNG or JPEG: {reason}; replace or remove it") from None
-    if mode not in GREY | COLOUR or transparent:
-        kind = f"{mode} with transparency" if transparent else mode
-        raise InputError(f"'{file}' has pixels of the kind {kind}, expected 8-bit grey or RGB without transparency; convert it")
+    """The pixels [H, W, 1 or 3] of an image."""
+    image = read_image(file, "replace or remove it")
     if size is not None:
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
+        image = resized(image, size, size)
     return np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, -1)

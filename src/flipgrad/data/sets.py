@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.files import tensors_checksum
+from flipgrad.tensor_files import tensors_checksum
 
 
 @contextmanager
@@ -75,7 +75,7 @@ class Split:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A named classification problem; ``background`` is the input value of an empty pixel."""
+    """A named classification problem; ``background`` is the input value of an empty pixel, ``class_names`` if they have any."""
 
     name: str
     train: Split
@@ -83,6 +83,7 @@ class DataSet:
     classes: int
     background: float
     validation: Split | None = None
+    class_names: tuple[str, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:

@@ -22,6 +22,9 @@ from flipgrad.errors import InputError
 TEST_DIGITS = 360
 # The variable that names the folder of data sets.
 VARIABLE = "FLIPGRAD_DATA"
+# What flipgrad.data.sets.from_bytes does.
+PIXELS = "pixels of 0 to 255, / 127.5 - 1"
+CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 
 
 def digits() -> DataSet:
@@ -90,6 +93,8 @@ class DataSource:
         model: the name of its network; None if the user has to choose one.
         augment: the name of its usual augmentation.
         resizes: whether its images can be resized.
+        inputs: how the numbers that a network sees are made of what is usually stored.
+        class_names: what its classes are called; those without names have their numbers.
     """
 
     read: Callable[[Path, int | None, int], DataSet]
@@ -97,13 +102,18 @@ class DataSource:
     model: str | None
     augment: str
     resizes: bool = False
+    inputs: str = PIXELS
+    class_names: tuple[str, ...] = ()
 
 
+# The data sets by their names on the command line.
 SOURCES: dict[str, DataSource] = {
-    "digits": DataSource(lambda folder, side, seed: digits(), False, "digits", "shift"),
-    "toy": DataSource(lambda folder, side, seed: toy(seed=seed), False, "5-5-5", "none"),
+    "digits": DataSource(lambda folder, side, seed: digits(), False, "digits", "shift", inputs="pixels of 0 to 16, / 8 - 1"),
+    "toy": DataSource(lambda folder, side, seed: toy(seed=seed), False, "5-5-5", "none", inputs="coordinates as they are"),
     "mnist": DataSource(lambda folder, side, seed: mnist(folder), True, "mnist", "affine"),
-    "cifar10": DataSource(lambda folder, side, seed: cifar10(folder), True, "cifar", "flip-crop"),
+    "cifar10": DataSource(
+        lambda folder, side, seed: cifar10(folder), True, "cifar", "flip-crop", class_names=tuple(CIFAR10_CLASSES.split())
+    ),
     "images": DataSource(lambda folder, side, seed: image_folder(folder, side, seed=seed), True, None, "none", resizes=True),
 }
 

@@ -1,9 +1,7 @@
-"""Loads the compiled library and calls its functions."""
+"""Calls the functions of the compiled library that take tensors."""
 
 import ctypes
-import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +9,7 @@ from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.guards import capturing
-
-LIBRARY = Path(__file__).parent.parent / "_native.so"
-
-# Only the instructions that every processor of this architecture has: to test them, and to compare.
-PORTABLE = os.environ.get("FLIPGRAD_PORTABLE", "") not in ("", "0")
+from flipgrad.native.loading import PORTABLE, load
 
 # The fields of every function's structure in csrc/flipgrad.h, in their order.
 _FLIP = (
@@ -67,21 +61,9 @@ def _structure(fields: str) -> type[ctypes.Structure]:
 _PROBLEMS = {name: _structure(fields) for name, fields in _FIELDS.items()}
 
 
-def load() -> tuple[ctypes.CDLL | None, str]:
-    """The library, or why there is none."""
-    if not LIBRARY.exists():
-        return None, f"{LIBRARY} does not exist: install the package where there is a C++ compiler (pip install .)"
-    try:
-        library = ctypes.CDLL(str(LIBRARY))
-        for name in _FIELDS:
-            for suffix in _SUFFIXES.values() if name in _OF_BOTH_DTYPES else ("f32",):
-                getattr(library, f"flipgrad_{name}_{suffix}")
-    except (OSError, AttributeError) as error:
-        return None, f"{LIBRARY} cannot be loaded ({error}): install the package anew (pip install .)"
-    return library, ""
-
-
-_library, _reason = load()
+_library, _reason = load(
+    f"flipgrad_{name}_{suffix}" for name in _FIELDS for suffix in (_SUFFIXES.values() if name in _OF_BOTH_DTYPES else ("f32",))
+)
 
 
 def available() -> bool:

@@ -1,6 +1,7 @@
 """The paper's figures and tables, and what lies beyond, from one command each, with the claims checked against the numbers."""
 
-from flipgrad.reproduce._cells import CellError, DaskRunner, LocalRunner
+from flipgrad.errors import CellError
+from flipgrad.reproduce._cells import DaskRunner, LocalRunner
 from flipgrad.reproduce._workshop import SCALES, Claim, Experiment, Workshop
 from flipgrad.reproduce.experiments import EXPERIMENTS, keep, write_report
 

@@ -22,7 +22,7 @@ from typing import Any
 from uuid import uuid4
 
 from flipgrad import files
-from flipgrad.errors import InputError
+from flipgrad.errors import CellError, InputError
 from flipgrad.machine import cores, threads
 from flipgrad.training.lock import FolderLock
 
@@ -103,10 +103,6 @@ class Cell:
         if record["settings"] != json.loads(json.dumps(self.settings)):
             raise InputError(f"'{path}' is of other settings; give another --output, or delete it")
         return record
-
-
-class CellError(RuntimeError):
-    """Cells failed; the results of all others are kept."""
 
 
 # How an attempt ended: None of a cell that has its result, KeyboardInterrupt of one that was asked to stop and can go on, an

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flipgrad import exact, files, gradeval
+from flipgrad import exact, files, gradeval, tensor_files
 from flipgrad.data import toy
 from flipgrad.errors import InputError
 from flipgrad.network import Sequential
@@ -33,6 +33,7 @@ class Scale:
     epochs: tuple[int, int, int]
 
 
+# The sizes of experiments by name.
 SCALES = {
     "smoke": Scale(100, (1, 2, 3)),
     "small": Scale(1000, (1, 100, 2000)),
@@ -129,10 +130,10 @@ class Workshop:
                 report=lambda _: self.report(f"train {wanted.training}", 1, max(wanted.epochs)),
             )
             for at, net in nets.items():
-                files.write(paths[at], files.tensors_to_bytes(NETWORK_FORMAT, net.state_dict()))
+                files.write(paths[at], tensor_files.tensors_to_bytes(NETWORK_FORMAT, net.state_dict()))
         net = fully_connected(self.data.x.shape[1], wanted.widths, 2)
         try:
-            net.load_state_dict(files.read_tensors(path, NETWORK_FORMAT, missing=AGAIN, broken=AGAIN)[0])
+            net.load_state_dict(tensor_files.read_tensors(path, NETWORK_FORMAT, missing=AGAIN, broken=AGAIN)[0])
         except RuntimeError as error:
             raise InputError(f"'{path}' is no network of this kind ({error}); {AGAIN}") from None
         return net

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flipgrad import files
+from flipgrad import files, tensor_files
 from flipgrad.benchmarks.step import gradient
 from flipgrad.bounds import MeanOfDraws
 from flipgrad.contract import Estimator, LayerCall, LocalEstimator, Network
@@ -269,7 +269,7 @@ def reference_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     weights = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
     known = torch.tensor([[layer.length, layer.error] for layer in reference.layers])
     stored = {**weights, "gradient": reference.gradient, "known": known, "x": x, "y": y}
-    files.write(place.folder / PROBLEM, files.tensors_to_bytes(PROBLEM_FORMAT, stored))
+    files.write(place.folder / PROBLEM, tensor_files.tensors_to_bytes(PROBLEM_FORMAT, stored))
     return {"layers": [asdict(layer) for layer in reference.layers]}
 
 
@@ -282,7 +282,7 @@ def option_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     """
     file = Path(place.inputs[REFERENCE]) / PROBLEM
     fix = f"delete '{file.parent}', and it is made again"
-    stored, _ = files.read_tensors(file, PROBLEM_FORMAT, missing=fix, broken=fix)
+    stored, _ = tensor_files.read_tensors(file, PROBLEM_FORMAT, missing=fix, broken=fix)
     x, y = stored["x"], stored["y"]
     net = _network(settings["config"], x, y)
     net.load_state_dict({name[4:]: tensor for name, tensor in stored.items() if name.startswith("net.")})

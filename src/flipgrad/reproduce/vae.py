@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flipgrad import files, plots
+from flipgrad import files, plots, tensor_files
 from flipgrad.contract import Estimator
 from flipgrad.data import VARIABLE, digits, mnist, usual_folder
 from flipgrad.errors import InputError
@@ -135,7 +135,7 @@ def train(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     rows: dict[str, list[Any]] = {key: [] for key in ("steps", "seconds", "elbos", "looked", "variances", "bounds")}
     path = place.folder / STATE
     if path.exists():
-        tensors, facts = files.read_tensors(path, STATE_FORMAT, missing=AGAIN, broken=AGAIN)
+        tensors, facts = tensor_files.read_tensors(path, STATE_FORMAT, missing=AGAIN, broken=AGAIN)
         training.load(tensors)
         rows = facts["rows"]
     test = binarised(unseen, torch.Generator().manual_seed(BINARISED_BY))
@@ -147,10 +147,10 @@ def train(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
         place.report(training.steps / settings["steps"])
         stop = place.stop()
         if stop or training.steps % (10 * settings["every"]) == 0:
-            files.write(path, files.tensors_to_bytes(STATE_FORMAT, training.state(), {"rows": rows}))
+            files.write(path, tensor_files.tensors_to_bytes(STATE_FORMAT, training.state(), {"rows": rows}))
         if stop:
             raise KeyboardInterrupt
-    files.write(path, files.tensors_to_bytes(STATE_FORMAT, training.state(), {"rows": rows}))
+    files.write(path, tensor_files.tensors_to_bytes(STATE_FORMAT, training.state(), {"rows": rows}))
     bound = _bound(training, test[: settings["at_the_end"]])
     return {**rows, "bound": bound, "pictures": _pictures(training, unseen)}
 

@@ -1,5 +1,6 @@
 """Training a stochastic binary network: configuration, the loop, metrics, and what a run leaves behind."""
 
+from flipgrad.errors import DivergenceError
 from flipgrad.training.config import TrainConfig, load_data, make_net
 from flipgrad.training.elbo import ElboRun, elbo_data, load_model, make_model
 from flipgrad.training.ensembles import Ensembles, EnsembleSize, measure_ensembles
@@ -18,7 +19,7 @@ from flipgrad.training.run import (
     read_trials,
     read_weights,
 )
-from flipgrad.training.trainer import DivergenceError, Trainer
+from flipgrad.training.trainer import Trainer
 
 __all__ = [
     "MODELS",

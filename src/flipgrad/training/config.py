@@ -365,9 +365,9 @@ def _check_estimator(config: TrainConfig, net: BinaryNetwork, data: DataSet) -> 
     label, rule = for_training(config.estimator, len(train))
     how = {"estimator": rule, "index": index}
     with torch.enable_grad(), keeping_buffers(net):
-        losses = LOSSES[config.objective](net, train.x[:2], CrossEntropy(train.y[:2]), config.samples, **how)
+        loss = LOSSES[config.objective](net, train.x[:2], CrossEntropy(train.y[:2]), config.samples, **how).sum()
     learned = [weight for weight in latent if weight.requires_grad]
-    if learned and any(each is None for each in torch.autograd.grad(losses.sum(), learned, allow_unused=True)):
+    if learned and any(each is None for each in torch.autograd.grad(loss, learned, allow_unused=True)):
         raise InputError(
             f"{label} gives binary weights that are not drawn no gradient: draw them, e.g. --weight-noise logistic:0.1, or "
             "give --estimator psa, st or hard-st"

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from flipgrad.data import DataSet
-from flipgrad.errors import InputError
+from flipgrad.errors import DivergenceError, InputError
 from flipgrad.estimators.names import for_training
 from flipgrad.latent import Variational, check_latent
 from flipgrad.training.config import AUTO, TrainConfig, load_data
 from flipgrad.training.latents import UNITS, ElboTraining, binarised, latent_model
 from flipgrad.training.run import Checkpoint, RunFolder, read_config, read_weights
-from flipgrad.training.trainer import DivergenceError
 
 # What such a run takes where nothing else is said: that of the literature, at ten times its rate.
 DEFAULTS: dict[str, Any] = {"lr": "0.001", "optimizer": "adam", "batch_size": 50, "augment": "none"}

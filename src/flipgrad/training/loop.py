@@ -10,14 +10,14 @@ import torch
 
 from flipgrad import files
 from flipgrad.data import DataSet
-from flipgrad.errors import InputError, StorageError
+from flipgrad.errors import DivergenceError, InputError, StorageError
 from flipgrad.network import BinaryNetwork
 from flipgrad.training.config import TrainConfig
 from flipgrad.training.metrics import Evaluation, is_record
 from flipgrad.training.processes import Processes
 from flipgrad.training.run import Checkpoint, RunFolder
 from flipgrad.training.search import Search, Trial, running_mean, search_rate
-from flipgrad.training.trainer import DivergenceError, Trainer
+from flipgrad.training.trainer import Trainer
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flipgrad.errors import InputError
 from flipgrad.estimators import Baseline, ConstantBaseline, LearnedBaseline, RunningBaseline
 from flipgrad.estimators._tuned import TunedEstimator
+from flipgrad.machine import started_by_torchrun
 
 # What many processes compute on, and how they talk to one another there.
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -126,16 +127,6 @@ class Processes:
         """Part from the others."""
         if self.size > 1:
             distributed.destroy_process_group()
-
-
-def started_by_torchrun() -> bool:
-    """Whether there are other processes that ``torchrun`` started with this one."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def launched_rank() -> int:
-    """The number of this process, before it is brought together with the others."""
-    return int(os.environ.get("RANK", "0"))
 
 
 def connect(device: str) -> Processes:

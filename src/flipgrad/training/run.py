@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from flipgrad import files
+from flipgrad import files, tensor_files
 from flipgrad.data import DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.estimators.names import is_user_estimator
@@ -48,7 +48,7 @@ class Checkpoint:
 
     def to_bytes(self) -> bytes:
         """The content of the file."""
-        return files.tensors_to_bytes(CHECKPOINT_FORMAT, self.tensors, self.facts)
+        return tensor_files.tensors_to_bytes(CHECKPOINT_FORMAT, self.tensors, self.facts)
 
     @classmethod
     def read(cls, file: Path) -> Checkpoint:
@@ -58,7 +58,7 @@ class Checkpoint:
             InputError: if there is none, or what is there is truncated, damaged or something else.
         """
         fix = "put the whole file back, or train anew with --overwrite"
-        return cls(*files.read_tensors(file, CHECKPOINT_FORMAT, missing=fix, broken=fix))
+        return cls(*tensor_files.read_tensors(file, CHECKPOINT_FORMAT, missing=fix, broken=fix))
 
 
 @final
@@ -151,7 +151,7 @@ class RunFolder:
 
     def save_weights(self, net: torch.nn.Module, data: DataSet) -> None:
         """The state of the network, which was trained on ``data``."""
-        content = files.tensors_to_bytes(WEIGHTS_FORMAT, net.state_dict(), {"data": data.fingerprint})
+        content = tensor_files.tensors_to_bytes(WEIGHTS_FORMAT, net.state_dict(), {"data": data.fingerprint})
         files.write(self.path / self.WEIGHTS, content)
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -246,7 +246,7 @@ def read_weights(path: Path, config: TrainConfig | None = None) -> tuple[dict[st
     ``config`` is that of the run, for the advice.
     """
     fix = f"{resume_command(path, config)} writes it again"
-    tensors, facts = files.read_tensors(path / RunFolder.WEIGHTS, WEIGHTS_FORMAT, missing=fix, broken=fix)
+    tensors, facts = tensor_files.read_tensors(path / RunFolder.WEIGHTS, WEIGHTS_FORMAT, missing=fix, broken=fix)
     return tensors, str(facts.get("data"))
 
 

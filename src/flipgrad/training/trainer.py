@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from flipgrad.data import AUGMENTATIONS, DataSet, Split
-from flipgrad.errors import InputError
+from flipgrad.errors import DivergenceError, InputError
 from flipgrad.estimators.names import for_training
 from flipgrad.network import BinaryNetwork, parameters_by_layer, sample_weight_noise
 from flipgrad.objectives import CrossEntropy, Objective, SoftCrossEntropy
@@ -29,10 +29,6 @@ INITIAL_BATCH = 256
 CHECK_EVERY_ON_GPU = 50
 # The mean loss of an epoch, per example, above which training has gone astray: to guess among K classes costs log K.
 EXPLODED_LOSS = 1e4
-
-
-class DivergenceError(RuntimeError):
-    """A gradient, a weight or the loss is no longer a number, or the loss has exploded; what was saved before is kept."""
 
 
 # What random numbers are for: every purpose has a stream of its own, independent of the others. The order never changes.
@@ -175,13 +171,10 @@ class Trainer:
         """Evaluate the network and begin the next epoch.
 
         Returns:
-            The epoch's metrics: ``objective`` is the running mean of the method's own objective, ``gradient_norm`` the root
-            mean square over updates of each layer's gradient norm, ``changed_signs`` the share of each layer's binary weights
-            whose sign (if drawn, the likelier one) is another than when the epoch began; ``training`` is from training images,
-            if so configured; the rest is from the validation images, or the test images where there are none.
-
-        Raises:
-            DivergenceError: if a weight or the loss is not finite, or the loss has exploded.
+            The epoch's metrics. Of these ``objective`` is the running mean of the method's own objective, ``gradient_norm`` the
+            root mean square over updates of each layer's gradient norm, ``changed_signs`` the share of each layer's binary
+            weights whose sign (if drawn, the likelier one) is another than when the epoch began; ``training`` is from training
+            images, if so configured; the rest is from the validation images, or the test images where there are none.
         """
         self._check_sums()
         self.check_weights()

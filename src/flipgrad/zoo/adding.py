@@ -8,7 +8,7 @@ from reprlib import repr as brief
 import torch
 from torch import Tensor, nn
 
-from flipgrad import files
+from flipgrad import files, tensor_files
 from flipgrad.connections import Connections
 from flipgrad.data import SOURCES
 from flipgrad.errors import InputError
@@ -56,7 +56,7 @@ def add(zoo: Zoo, run: Path, name: str, *, data_folder: str | None = None, sampl
         raise InputError(f"the run in '{run}' has no whole epoch yet; go on with {resume_command(run)}")
     count = trained.config.eval_samples if samples is None else samples
     stored, found, before = _rounded(trained, count, seed)
-    content = files.tensors_to_bytes(FORMAT, stored)
+    content = tensor_files.tensors_to_bytes(FORMAT, stored)
     device, test = trained.config.device, trained.data.test
     noise = torch.Generator(device).manual_seed(seed)
     sizes = [size for size in usual_sizes(count) if size <= count]
@@ -70,7 +70,7 @@ def add(zoo: Zoo, run: Path, name: str, *, data_folder: str | None = None, sampl
         epochs=len(records),
         parameters=sum(parameter.numel() for parameter in trained.net.parameters()),
         precision="float16" if torch.float16 in {tensor.dtype for tensor in stored.values()} else "float32",
-        weights=files.tensors_checksum(stored),
+        weights=tensor_files.tensors_checksum(stored),
         bytes=len(content),
         test=asdict(found),
         accuracy_float32=before.accuracy_n,

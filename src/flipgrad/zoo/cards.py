@@ -161,12 +161,15 @@ def recipe(config: TrainConfig) -> str:
 
 
 def overview(cards: Sequence[Card]) -> list[list[str]]:
-    """A table of networks: the names of its columns, then a row for each; ECE is the expected calibration error."""
+    """A table of networks: the names of its columns, then a row for each.
+
+    Accuracies with samples and of the deterministic network, the expected calibration error, and minutes of training.
+    """
     many = " or ".join(sorted({f"{card.test['samples']} samples" for card in cards})) or "samples"
-    rows = [["network", many, "1 sample", "deterministic", "ECE", "kB", "training"]]
+    rows = [["network", many, "1 sample", "no noise", "ECE", "kB", "minutes"]]
     for card in cards:
         shares = [card.accuracy, card.test["accuracy_1"], card.test["accuracy_deterministic"]]
-        sizes = [f"{card.bytes / 1000:,.0f}", _minutes(card.seconds)]
+        sizes = [f"{card.bytes / 1000:,.0f}", f"{card.seconds / 60:.1f}"]
         error = card.calibration_error(card.test["samples"])
         rows.append([card.name, *(f"{share:.2%}" for share in shares), f"{error:.2%}", *sizes])
     return rows

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flipgrad import files
+from flipgrad import files, tensor_files
 from flipgrad.data import SOURCES, VARIABLE, DataSet, Split, usual_folder
 from flipgrad.errors import InputError
 from flipgrad.network import BinaryNetwork
@@ -74,8 +74,8 @@ class Zoo:
         check_device(device)
         card = self.card(name)
         file = self._file(name, "safetensors")
-        stored, _ = files.read_tensors(file, FORMAT, missing=AGAIN, broken=AGAIN)
-        if files.tensors_checksum(stored) != card.weights:
+        stored, _ = tensor_files.read_tensors(file, FORMAT, missing=AGAIN, broken=AGAIN)
+        if tensor_files.tensors_checksum(stored) != card.weights:
             raise InputError(f"'{file}' holds other weights than its card tells; {AGAIN}")
         net = _rebuilt(card)
         try:

@@ -119,7 +119,7 @@ def summary(net: nn.Module, x: Tensor) -> Summary:
     is taken from torch's generators.
 
     In a graph written by hand a layer's inputs count as binary if all of them are ±1; in ``Sequential`` if they are states of
-    binary layers that no average pooling is folded into. Padding counts as if it were units.
+    binary layers, or averages of these. Padding counts as if it were units.
 
     Args:
         net: the network.
@@ -215,7 +215,7 @@ class _Watch:
         if isinstance(layer, Residual):
             return True
         step = self._steps.get(layer)
-        return bool((x.abs() == 1).all()) if step is None else step.binary and not step.views
+        return bool((x.abs() == 1).all()) if step is None else step.binary
 
     def _row(self, name: str, layer: nn.Module, counted: set[Tensor]) -> LayerSummary:
         """The row of a layer, without the tensors that were ``counted`` in another one's."""
@@ -225,7 +225,7 @@ class _Watch:
         weights = sum(t.numel() for t in parameters if t.dim() > 1)
         kind, operations, shape = type(layer).__name__, self._operations[layer], self._shapes.get(layer)
         if isinstance(layer, BinaryLayer) and layer.weights == "binary" and shape is not None and self._binary[layer]:
-            bits = layer.weight.numel()
+            bits = 0 if layer.weight in counted else layer.weight.numel()
             packed = -(-bits // 8) + 2 * FLOAT_BYTES * layer.weight.shape[0]
             if isinstance(layer, Residual):
                 # The stream is real-valued, and so is all that acts on it.

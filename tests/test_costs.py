@@ -46,7 +46,7 @@ def test_every_number_of_a_convolutional_network():
     assert found.packed_bytes == 4 * (30 + 12 + 186 + 12) + 46 + 63
 
 
-def test_binary_weights_that_are_multiplied_with_other_numbers_are_not_packed():
+def test_binary_weights_that_are_multiplied_with_real_numbers_are_not_packed():
     pooled = fg.BinaryConv2d(4, 4, 3, **BINARY)
     padded = fg.BinaryConv2d(4, 4, 3, **BINARY)
     layers = (fg.BinaryConv2d(1, 4, 3, **BINARY), nn.AvgPool2d(2), pooled, nn.ZeroPad2d(1), padded, nn.Flatten())
@@ -55,7 +55,7 @@ def test_binary_weights_that_are_multiplied_with_other_numbers_are_not_packed():
     found = fg.summary(net, torch.ones(1, 1, 12, 12))
     assert [(row.name, row.bits, row.binary_operations > 0) for row in found.rows] == [
         ("0", 32, False),
-        ("2", 32, False),
+        ("2", 1, True),
         ("4", 1, True),
         ("head", 32, False),
     ]
@@ -141,6 +141,19 @@ def test_a_parameter_that_layers_share_is_counted_once():
     found = fg.summary(model, torch.randn(1, 4))
     assert [(row.weights, row.float_operations, row.float_bytes) for row in found.rows] == [(16, 16, 80), (0, 16, 16)]
     assert found.float_bytes == 4 * sum(p.numel() for p in model.parameters())
+
+
+def test_binary_weights_that_layers_share_are_packed_once():
+    first, second = fg.BinaryLinear(8, 8, **BINARY), fg.BinaryLinear(8, 8, **BINARY)
+    second.weight = first.weight
+    net = fg.Sequential(fg.BinaryLinear(3, 8), first, second, head=nn.Linear(8, 2))
+    found = fg.summary(net, torch.randn(1, 3))
+    # Each has its own scales and biases.
+    assert [row.packed_bytes for row in found.rows[1:3]] == [8 + 64, 64]
+    blocks = [fg.ResidualLinear(8, 8, **BINARY) for _ in range(2)]
+    blocks[1].branch.weight = blocks[0].branch.weight
+    found = fg.summary(fg.Sequential(nn.Linear(3, 8), *blocks, head=nn.Linear(8, 2)), torch.randn(1, 3))
+    assert [row.packed_bytes for row in found.rows[1:3]] == [8 + 64, 64]
 
 
 def test_nothing_is_changed_by_it():
