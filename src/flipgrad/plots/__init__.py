@@ -13,6 +13,7 @@ A function ``..._figure`` gives the figure, the one without that word writes it 
 from flipgrad.plots.accuracy import Measured, Panel, cosine_figure, layers, rmse_figure
 from flipgrad.plots.bias import bias_and_spread_figure
 from flipgrad.plots.charts import training_curve
+from flipgrad.plots.elbo import elbo_report
 from flipgrad.plots.learning import learning_figure, muprop_figure
 from flipgrad.plots.options import by_layer_figure, over_rates_figure
 from flipgrad.plots.report import report
@@ -32,6 +33,7 @@ __all__ = [
     "cifar",
     "cosine",
     "cosine_figure",
+    "elbo_report",
     "elbos",
     "layers",
     "learning_figure",
