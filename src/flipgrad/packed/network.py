@@ -170,7 +170,7 @@ class PackedNetwork:
         return means
 
     def members(self, x: ArrayLike, samples: int, seed: int = 0) -> NDArray[np.float32]:
-        """The outputs [samples, B, K] of members of the ensemble, each a draw of all units; see :meth:`__call__`."""
+        """The outputs [samples, B, K] of members of the ensemble, each a draw of all units, which ``samples=`` averages."""
         return self._evaluate(x, _whole("samples", samples, 1, MOST_SAMPLES), seed)
 
     def save(self, path: Path | str) -> int:
