@@ -9,7 +9,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), 
 
 
 def test_the_readme_has_examples():
-    assert len(EXAMPLES) == 12
+    assert len(EXAMPLES) == 13
 
 
 @pytest.mark.parametrize("code", EXAMPLES, ids=lambda code: code.splitlines()[2][:30])

@@ -9,6 +9,7 @@ import torch
 
 import flipgrad as fg
 from flipgrad import files, plots
+from flipgrad.benchmarks import plain, posterior
 from flipgrad.benchmarks.step import memory
 from flipgrad.benchmarks.toy import _agrees, _rate
 from flipgrad.data import toy
@@ -91,12 +92,66 @@ def test_a_step_is_measured_with_its_error(monkeypatch):
     monkeypatch.setattr(step, "REPEATS", 1)
     monkeypatch.setattr(step, "cifar_net", lambda: cifar_net(0.05))
     numbers = step._measure(1)
-    for name in ("psa", "psa_mean", "psa_rb"):
+    for name in ("psa", "psa_mean"):
         assert numbers[f"{name}_relative_error"] <= 3e-3
-        assert numbers[f"{name}_over_st"] > 0
-    assert numbers["psa_exact_over_st"] > 0
+    assert min(numbers[f"{name}_over_st"] for name in ("psa", "psa_mean", "psa_rb", "psa_exact")) > 0
+    assert abs(numbers["psa_rb_rmse_growth"]) < 0.01
+    assert 0 <= numbers["psa_rb_bias_growth"] < 0.01
     monkeypatch.setattr(step, "LARGEST_ERROR", -1.0)
-    assert step._measure(1)["psa_over_st"] is None
+    monkeypatch.setattr(step, "LARGEST_GROWTH", -1.0)
+    wrong = step._measure(1)
+    assert wrong["psa_over_st"] is None
+    assert wrong["psa_rb_over_st"] is None
+
+
+def test_a_step_is_compared_with_that_of_networks_in_torch_alone(monkeypatch):
+    monkeypatch.setattr(step, "BATCH", 2)
+    monkeypatch.setattr(step, "REPEATS", 1)
+    monkeypatch.setattr(step, "cifar_net", lambda: cifar_net(0.05))
+    numbers = step._measure_plain()
+    assert numbers.keys() == {"psa_rb_over_st", "relu_over_st", "sign_over_st", "bernoulli_over_st", "seconds"}
+    assert min(numbers["seconds"].values()) > 0
+
+
+def test_the_network_in_torch_alone_is_the_same():
+    """Its layers are those of the network, and its activations have states and slopes as they say."""
+    torch.manual_seed(0)
+    x, _ = step.photographs(4)
+    net = cifar_net(0.05).initialize(x)
+    twin = plain.Plain(net, torch.tanh)
+    expected = x
+    for layer in net.binary_layers:
+        expected = torch.tanh(layer.affine()(expected))
+    torch.testing.assert_close(twin(x), net.head(expected.flatten(1)))
+    a = torch.tensor([-2.0, -0.5, 0.0, 0.5, 2.0], requires_grad=True)
+    for activation, slope in ((plain.clipped_sign, torch.tensor([0.0, 1, 1, 1, 0])), (plain.straight_through, None)):
+        states = activation(a)
+        assert states.detach().abs().round(decimals=5).eq(1).all()
+        (found,) = torch.autograd.grad(states.sum(), a)
+        p = torch.sigmoid(a.detach())
+        torch.testing.assert_close(found, 2 * p * (1 - p) if slope is None else slope)
+
+
+def test_growth_tells_errors_that_are_a_bias_from_those_that_are_not():
+    """Of an estimator whose gradients are twice the exact ones, the bias is as long as their mean, and the RMSE doubles."""
+    torch.manual_seed(0)
+    x, objective = step.photographs(8)
+    net = cifar_net(0.05).initialize(x)
+    same = posterior.growth(net, x, objective, step.DEFAULT, step.DEFAULT)
+    assert same == {"rmse": 0.0, "bias": 0.0}
+
+    class Twice(fg.Estimator):
+        unbiased, citation = False, ""
+
+        def passes(self, depth):
+            return 1
+
+        def losses(self, net, batch):
+            return 2 * step.DEFAULT.losses(net, batch)
+
+    wrong = posterior.growth(net, x, objective, Twice(), step.DEFAULT)
+    assert wrong["rmse"] == pytest.approx(1.0, abs=0.7)
+    assert wrong["bias"] > 0.1
 
 
 def test_a_step_with_binary_weights_is_measured_if_its_flips_are_right(monkeypatch):

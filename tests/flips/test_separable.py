@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flipgrad.errors import InputError
-from flipgrad.flips import Geometry, choose, separable, vectorized
+from flipgrad.flips import Geometry, choose, ordinary, separable, vectorized
 from flipgrad.flips.form import MAX_RANK, PER_OCTAVE, Form, find_form, fit_basis, terms
 from flipgrad.native import library
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
@@ -347,7 +347,7 @@ def test_chunks_give_the_same(chunk, monkeypatch):
         x, a, grad = (t.contiguous(memory_format=memory) for t in (conv.x, conv.a, conv.grad))
         whole = to_tolerance(x, a, grad, conv.weight, conv.noise, 1e-3, conv.geometry)
         with monkeypatch.context() as patch:
-            patch.setattr(separable, "ACTIVATIONS_AT_ONCE", chunk)
+            patch.setattr(ordinary, "ACTIVATIONS_AT_ONCE", chunk)
             parts = to_tolerance(x, a, grad, conv.weight, conv.noise, 1e-3, conv.geometry)
         torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-14)
         assert parts.stride() == whole.stride()
@@ -366,7 +366,7 @@ def test_fused_product_is_that_of_ordinary_ones(noise, layout, chunk, monkeypatc
         found = []
         for pays in (True, False):
             monkeypatch.setattr(separable, "fused_product_pays", lambda *_, pays=pays: pays)
-            monkeypatch.setattr(separable, "ACTIVATIONS_AT_ONCE", chunk)
+            monkeypatch.setattr(ordinary, "ACTIVATIONS_AT_ONCE", chunk)
             found.append(separable.flip_product(*tensors, noise, form))
         assert error(*found) < 1e-5
         assert not found[0][:, 3].any()

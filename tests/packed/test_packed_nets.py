@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import safetensors.numpy
-import torch
 from hypothesis import given
+from packed_nets import by_words, convolutional, fully_connected, packed_states, residual, torch_states
 from torch import Tensor
 
 import flipgrad as fg
 from flipgrad.packed import pack
-from packed_nets import by_words, convolutional, fully_connected, packed_states, residual, torch_states
 
 
 def check(net: fg.Sequential, x: Tensor) -> None:

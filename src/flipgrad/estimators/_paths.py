@@ -358,6 +358,13 @@ def _anew(call: LayerCall) -> Tensor:
     return call.sample(call.affine(call.x))
 
 
+def straight_through(call: LayerCall, z: Tensor) -> Tensor:
+    """The states sampled with the noise ``z``, with the gradient of their mean."""
+    a = call.affine(call.x)
+    m = call.noise.mean_sign(a)
+    return sign(a.detach() - z) + (m - m.detach())
+
+
 def per_example(values: Tensor, like: Tensor) -> Tensor:
     """``values`` [B] with the dimensions of ``like`` [B, ...], to be broadcast over units."""
     return values.view(-1, *[1] * (like.dim() - 1))

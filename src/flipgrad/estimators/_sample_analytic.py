@@ -35,6 +35,10 @@ from flipgrad.norms import SignMap
 from flipgrad.objectives import Objective
 from flipgrad.residual import Residual, order_for
 
+# A log ratio is given this many times the tolerance of a flip product: of an error in it, a posterior mean keeps less than a
+# half, most of which averages out over units and examples (:mod:`flipgrad.flips.one_product` has measurements).
+POSTERIOR_TOLERANCE_FACTOR, LARGEST_POSTERIOR_TOLERANCE = 15, 0.015
+
 InputRule = Literal["auto", "sampled", "mean", "posterior", "rao-blackwell"]
 
 
@@ -57,6 +61,11 @@ class SampleAnalytic(LocalEstimator):
         self.tolerance = 0.0 if exact else tolerance
         # Not told by the tolerance: in compiled graphs nothing may depend on the value of a number.
         self.exact = exact
+        self._given_tolerance = tolerance
+
+    def argument(self, name: str) -> Any:
+        other = {"head": self.head_gradient, "tolerance": self._given_tolerance}
+        return other[name] if name in other else super().argument(name)
 
     @final
     def check_latent(self, depth: int, *, sampled: bool) -> None:
@@ -191,7 +200,8 @@ class SampleAnalytic(LocalEstimator):
         # Not as a decorator, which torch.compile does not see through where the estimator is made inside what it compiles.
         with torch.no_grad():
             x = call.x.detach()
-            ratio = call.affine.log_ratio(x, a, states, call.noise, self.tolerance)
+            tolerance = max(self.tolerance, min(POSTERIOR_TOLERANCE_FACTOR * self.tolerance, LARGEST_POSTERIOR_TOLERANCE))
+            ratio = call.affine.log_ratio(x, a, states, call.noise, tolerance)
             # log q / (1 - q) of the sampled states, from those of +1 before.
             posterior = torch.addcmul(ratio, x, prior.log_odds(), value=-1).neg_()
             # Torch computes a sigmoid three times as fast as tanh.

@@ -10,11 +10,12 @@ r"""Sums over flips of a layer's binary inputs, of which four are needed.
 
 ``naive`` is their definition. Each other way of computing them is a module with a function for every sum that it knows:
 ``vectorized`` is exact for every noise, in tensor operations; ``compiled`` is exact for logistic noise, and ``triton`` the same
-on a GPU; ``separable`` is ordinary products, to a tolerance. The functions here choose by :mod:`flipgrad.flips.choice`, and are
-operators of torch, so that they compile and are one node of a graph.
+on a GPU; ``separable`` is ordinary products, to a tolerance, and ``one_product`` a log ratio by a single one, to a few percent.
+The functions here choose by :mod:`flipgrad.flips.choice`, and are operators of torch, so that they compile and are one node of
+a graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -22,10 +23,10 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips import compiled, separable, triton, vectorized
+from flipgrad.flips import compiled, one_product, separable, triton, vectorized
 from flipgrad.flips._arguments import check_devices, check_kinds, check_shapes, flat, memory_format, unflat
 from flipgrad.flips._vmap import WithoutGradient, over_draws
-from flipgrad.flips.choice import Choice, choose, choose_per_weight, explain
+from flipgrad.flips.choice import Choice, choose, choose_per_weight, choose_ratio, explain
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
@@ -206,8 +207,13 @@ def _compute(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tenso
     weight, a = inputs[-1], inputs[kind.tensors.index("a")]
     # Output positions of all examples together.
     places = a.numel() // max(1, a.shape[1])
-    decide = choose_per_weight if kind.per_weight else choose
+    decide: Callable[..., Choice] = choose_per_weight if kind.per_weight else choose
+    if kind is _RATIO:
+        decide = partial(choose_ratio, error=RATIO_ERROR_FACTOR * tolerance)
     choice = decide(weight, noise, places, tolerance, a=a)
+    if choice.kernel == "one product":
+        coarse: Tensor = getattr(one_product, kind.name)(*inputs, noise, geometry)
+        return coarse.to(kind.like(tensors).dtype)
     form = choice.form if choice.kernel == "separable" else None
     # A form is made for flip products, and may be too coarse for the other sums.
     allowed = tolerance if kind is _ENTROPY else RATIO_ERROR_FACTOR * tolerance

@@ -9,12 +9,13 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips import compiled, triton
+from flipgrad.flips import compiled, one_product, triton
 from flipgrad.flips.form import Form, find_form, root_mean_square
+from flipgrad.flips.ordinary import NARROW_TIME, narrow_pays
 from flipgrad.native import library
 from flipgrad.noise import Noise
 
-Kernel = Literal["separable", "native", "triton", "vectorized"]
+Kernel = Literal["separable", "one product", "native", "triton", "vectorized"]
 
 # Seconds, measured on two cores of a server from 2023, but for those of triton; only their ratios decide.
 #   of a call of each kernel (for the separable one, to find its form);
@@ -26,6 +27,11 @@ LARGE_TERM, LARGE = 1.3e-10, 2.0
 PRODUCT = 1.7e-11
 #   of one function of one pre-activation: where the noise has a closed form, and by the cdf.
 FUNCTION = {True: 6e-10, False: 6e-9}
+# Of a log ratio, likewise; a call for one product, of a fully connected layer and of a convolution (True); and the time of an
+# exact kernel relative to that of a flip product.
+LOG_FUNCTION = {True: 1.5e-9, False: 1.2e-8}
+CALL_OF_ONE_PRODUCT = {False: 1.5e-4, True: 5e-4}
+EXACT_RATIO_TIME = 1.3
 # The time of arithmetic on a GPU, relative to the processor's. It and the numbers of triton are guesses, not measured.
 GPU_FACTOR = 0.01
 
@@ -81,12 +87,33 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
         weights = f"weights {'above' if form.estimated_error == math.inf else 'up to'} {form.limit:.2g}"
         text = f"no separable form within {tolerance:g} for {weights} and {noise}; {why}"
         return Choice(exact, form, seconds, text)
-    seconds["separable"] = CALL["separable"] + form.rank * work
+    narrow = form.narrow and narrow_pays(places, weight)
+    products = len(form.difference) + len(form.curvature) * (NARROW_TIME if narrow else 1.0)
+    seconds["separable"] = CALL["separable"] + products * work
     ranks = f"{len(form.difference)} + {len(form.curvature)}"
     text = f"the separable form of rank {ranks} has an error of {form.estimated_error:.1e}"
     if seconds["separable"] <= seconds[exact]:
-        return Choice("separable", form, seconds, f"{text}, within {tolerance:g}, and costs {form.rank} ordinary products")
+        cost = f"costs {form.rank} ordinary products" + f", {len(form.curvature)} of them in bfloat16" * narrow
+        return Choice("separable", form, seconds, f"{text}, within {tolerance:g}, and {cost}")
     return Choice(exact, form, seconds, f"{text} but costs more than the exact kernel; {why}")
+
+
+def choose_ratio(weight: Tensor, noise: Noise, places: int, tolerance: float, *, error: float, a: Tensor) -> Choice:
+    """Decide for a log ratio, whose relative error may be ``error``: one product where that will do, else as :func:`choose`."""
+    _check_tolerance(tolerance)
+    terms = places * weight.numel()
+    if tolerance != 0:
+        seconds, exact, why = _exact(weight, noise, terms)
+        product = PRODUCT * (NARROW_TIME if narrow_pays(places, weight) else 1.0)
+        work = terms * product + places * weight.shape[0] * LOG_FUNCTION[noise.closed_form]
+        seconds = {name: EXACT_RATIO_TIME * time for name, time in seconds.items()}
+        seconds["one product"] = CALL_OF_ONE_PRODUCT[weight.dim() > 2] + _relative_time(weight) * work
+        if seconds[exact] <= seconds["one product"]:
+            return Choice(exact, None, seconds, f"small enough for the exact kernel; {why}")
+        found = one_product.error(weight, noise)
+        if found <= error:
+            return Choice("one product", None, seconds, f"one product has an error of {found:.1e}, within {error:g}")
+    return choose(weight, noise, places, tolerance, a=a)
 
 
 def choose_per_weight(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor) -> Choice:

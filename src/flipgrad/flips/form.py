@@ -50,6 +50,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
+from flipgrad.flips.ordinary import NARROW_ERROR
 from flipgrad.native import library
 from flipgrad.noise import Noise
 
@@ -107,6 +108,7 @@ class Form:
         difference: the functions of the weight for the differences E, one for every node, each a polynomial times w.
         curvature: those for the curvatures O, polynomials times w**2; none if these are below the tolerance.
         curvature_nodes: the indices of their nodes among the steps.
+        narrow: whether the tolerance allows the products of the curvatures in bfloat16.
     """
 
     tolerance: float
@@ -116,6 +118,7 @@ class Form:
     difference: Coefficients
     curvature: Coefficients
     curvature_nodes: tuple[int, ...]
+    narrow: bool = False
 
     @property
     def reachable(self) -> bool:
@@ -187,6 +190,7 @@ def _find(weight: Tensor, noise: Noise, tolerance: float, normal: bool) -> Form:
         difference=_scaled(basis.difference.coefficients, 2 / noise.scale),
         curvature=_scaled(basis.curvature[curved].coefficients, (2 / noise.scale) ** 2),
         curvature_nodes=basis.curvature[curved].nodes,
+        narrow=math.hypot(error, _narrow_error(basis, curved, counts, distributions)) <= tolerance,
     )
 
 
@@ -194,7 +198,7 @@ def _summary(weight: Tensor, scale: float) -> tuple[int, ...]:
     """What tells distributions of weights apart: the logarithms of their largest, of their second and fourth moments."""
     if not weight.numel():
         return ()
-    largest, second, fourth = _moments(weight)
+    largest, second, fourth = moments(weight)
     numbers = (n / scale**2 for n in (largest, second, math.sqrt(fourth)))
     return tuple(
         math.floor(BINS_PER_OCTAVE / 2 * math.log2(max(n, SMALLEST_SQUARE))) if math.isfinite(n) else 0 for n in numbers
@@ -213,6 +217,16 @@ def _error(basis: Basis, curved: int, counts: Tensor, eps: float, distributions:
     """The relative L2 error of the product. Over symmetric a the errors of E, even in a, and of O, odd in a, are orthogonal."""
     difference, curvature = basis.difference, basis.curvature[curved]
     left = difference.error + curvature.error + eps**2 * (difference.rounding + curvature.rounding)
+    return _relative(left, basis, counts, distributions)
+
+
+def _narrow_error(basis: Basis, curved: int, counts: Tensor, distributions: slice) -> float:
+    """What products of the curvatures in bfloat16 add to it."""
+    return NARROW_ERROR * _relative(basis.curvature[curved].energy, basis, counts, distributions)
+
+
+def _relative(left: Tensor, basis: Basis, counts: Tensor, distributions: slice) -> float:
+    """The root of mean squares [distribution of a, bin of weights] relative to the product, with the margin."""
     energy = basis.signal @ counts
     errors = left @ counts / energy.clamp(min=torch.finfo(energy.dtype).tiny)
     return MARGIN * math.sqrt(float(errors[distributions].amax()))
@@ -230,7 +244,7 @@ def root_mean_square(a: Tensor) -> float:
     return float(flat[:: max(1, len(flat) // ACTIVATIONS_READ)].float().square().mean().sqrt()) if len(flat) else 0.0
 
 
-def _moments(weight: Tensor) -> tuple[float, float, float]:
+def moments(weight: Tensor) -> tuple[float, float, float]:
     """The largest square of weights, their mean square and their mean fourth power."""
     if library.takes(weight):
         return compiled_moments(weight, weight.numel())
@@ -272,12 +286,14 @@ class Fit:
             by s for E and by s**2 for O.
         error: mean square error [distribution of a, bin of weights].
         rounding: mean square of the features' rounding errors, in units of the dtype's eps, of the same shape.
+        energy: mean square of the terms, those of several nodes added up, of the same shape.
     """
 
     nodes: tuple[int, ...]
     coefficients: tuple[tuple[float, ...], ...]
     error: Tensor
     rounding: Tensor
+    energy: Tensor
 
 
 @dataclass(frozen=True)
@@ -326,7 +342,7 @@ def fit_basis(noise: Noise, top: int, half_octaves: int, smallest: float, rank: 
     wanted_difference, wanted_curvature = zip(*(terms(noise, grid.t, s) for s in (grid.steps, grid.bins)), strict=True)
     whole = grid.fit(1, difference, blurs[0], wanted_difference, full)
     nothing = grid.densities @ wanted_curvature[1].square()
-    curvatures = [Fit((), (), nothing, torch.zeros_like(nothing))]
+    curvatures = [Fit((), (), nothing, *(torch.zeros_like(nothing) for _ in range(2)))]
     for some in range(1, rank + 1):
         best = grid.best_nodes(curvature, wanted_curvature[0], some)
         curvatures.append(grid.fit(2, curvature, blurs[1], wanted_curvature, best))
@@ -375,7 +391,8 @@ class _Grid:
         at_bins = coefficients @ self._powers(self.bins, power, terms).T
         error = self.densities @ (wanted[1] - features @ at_bins).square()
         rounding = self.densities @ (blur.square() @ at_bins.square())
-        return Fit(nodes, tuple(tuple(row) for row in coefficients.tolist()), error, rounding)
+        energy = self.densities @ (features.square() @ at_bins.square())
+        return Fit(nodes, tuple(tuple(row) for row in coefficients.tolist()), error, rounding, energy)
 
     def best_nodes(self, features: Tensor, wanted: Tensor, rank: int) -> tuple[int, ...]:
         """Those ``rank`` of the features whose span is nearest to ``wanted``."""

@@ -67,6 +67,12 @@ def log_changes(a: Tensor, states: Tensor, step: Tensor, noise: Noise, groups: i
     """Those of log p(y | a) of ``states`` y: see :meth:`flipgrad.noise.Noise.log_change`."""
     if a.dim() == 4 and noise.compiled and not cannot_look() and library.takes(a, states, step):
         return _compiled(a, states, None, step, noise, groups)
+    if a.dim() == 2 and noise.compiled and not cannot_look() and library.takes(step) and library.usable(a, states):
+        # The examples are the places of one image: they lie next to each other.
+        rows, given = (t.t().contiguous()[None, :, :, None] for t in (a, states))
+        if library.takes(rows, given):
+            parts = _compiled(rows, given, None, step, noise, 1)
+            return Changes(parts.odd[0, :, :, 0].t(), parts.spread[0, :, :, 0].t())
     odd, even = noise.log_change(a, states, _over_places(step, a))
     return Changes(odd, _by_group(even, groups))
 

@@ -34,7 +34,7 @@ tensors, about what it would cost to convert them here.
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -44,14 +44,10 @@ import torch
 from torch import Tensor
 
 from flipgrad.flips.form import Coefficients, Form, difference_and_curvature
-from flipgrad.flips.ordinary import Geometry, input_gradient, weight_gradient
+from flipgrad.flips.ordinary import Geometry, by_examples, input_gradient, narrow_input_gradient, weight_gradient
 from flipgrad.native import library
 from flipgrad.native.library import call, floats
 from flipgrad.noise import Noise, Parts
-
-# Pre-activations that are worked on at once on a CPU: with more, the memory allocator returns the temporary tensors to the
-# system every time, and to fault the pages in anew costs more than the arithmetic.
-ACTIVATIONS_AT_ONCE = 2**21
 
 # Where the fused product is faster than ordinary ones: it computes 16 inputs at once, and with many examples it matters little
 # that the functions of the weights need not be written to memory.
@@ -72,7 +68,7 @@ def flip_product(
         differences, curvatures = flip_functions(a, grad, noise, form, 1)
         return fused_product(x, differences.contiguous(), curvatures.contiguous(), weight, form)
 
-    return _by_examples(examples, x.contiguous(), a, grad).to(dtype)
+    return by_examples(examples, x.contiguous(), a, grad).to(dtype)
 
 
 def log_ratio(
@@ -100,12 +96,13 @@ def _per_unit(
             return odd.mul_(x).mul_(x)
         # Its memory is good for the next result.
         del differences
-        even = input_gradient(curvatures, curvature_weight, x, geometry)
+        product = narrow_input_gradient if form.narrow and not ratio else input_gradient
+        even = product(curvatures, curvature_weight, x, geometry)
         twice, once = (even, odd) if ratio else (odd, even)
         # Times x at the end, so that a zero, which is no unit, gets 0.
         return torch.addcmul(once, twice, x, out=twice).mul_(x)
 
-    return _by_examples(examples, x, a, given)
+    return by_examples(examples, x, a, given)
 
 
 def entropy_product(
@@ -134,14 +131,6 @@ def slope_product(
         for function, value in zip(functions, values, strict=True):
             result += function * weight_gradient(value, weight, units, geometry)
     return result
-
-
-def _by_examples(function: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, a: Tensor, given: Tensor) -> Tensor:
-    """The ``function`` of states, pre-activations and what is given with these, some examples at a time if that is faster."""
-    if x.device.type != "cpu" or a.numel() <= ACTIVATIONS_AT_ONCE or torch.compiler.is_compiling():
-        return function(x, a, given)
-    size = math.ceil(len(x) / math.ceil(a.numel() / ACTIVATIONS_AT_ONCE))
-    return torch.cat([function(*some) for some in zip(*(t.split(size) for t in (x, a, given)), strict=True)])
 
 
 def error(name: str, form: Form, noise: Noise) -> float:

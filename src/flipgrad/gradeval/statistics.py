@@ -43,11 +43,11 @@ class Accuracy:
         samples: the numbers M of draws in an estimate.
         rmse: the root mean squared error for every M.
         cosine_mean: of the estimate with the reference, for every M.
-        cosine_low, cosine_high: 70 % of the trials lie between them.
+        cosine_low: 70 % of the trials lie between it and ``cosine_high``.
         bias: the length of the estimate's mean error.
-        bias_low, bias_high: the ends of its confidence interval, 0 where it reaches 0.
+        bias_low: the lower end of its confidence interval, 0 where it reaches 0; ``bias_high`` is the upper end.
         std: the estimate's standard deviation with one draw.
-        std_low, std_high: the ends of its confidence interval.
+        std_low: the lower end of its confidence interval; ``std_high`` is the upper end.
     """
 
     name: str

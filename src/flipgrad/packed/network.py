@@ -135,7 +135,7 @@ class PackedNetwork:
 
     @property
     def engine(self) -> Engine:
-        """What evaluates it: "compiled" or "numpy"."""
+        """What evaluates it, "compiled" or "numpy"."""
         return "numpy" if self._compiled is None else "compiled"
 
     @engine.setter

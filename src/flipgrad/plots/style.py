@@ -86,6 +86,7 @@ _TABLE: tuple[tuple[str, str, str, tuple[float, ...], float], ...] = (
     ("REBAR", "#1F6E8C", "<", CONTROL, OTHER),
     ("RELAX", "#3D95C4", ">", CONTROL, OTHER),
     ("DoubleCV", "#5477A8", "p", CONTROL, OTHER),
+    ("FlipCV", "#0B7A75", "h", CONTROL, OTHER),
     ("Exact", "#000000", "*", DOTTED, OTHER),
     ("PSA auto", "#E0218A", "$A$", SOLID, OTHER),
     ("PSA posterior", "#C2187A", "*", SOLID, OTHER),

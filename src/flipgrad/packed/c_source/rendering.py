@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, partial
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -65,7 +65,9 @@ def render(net: PackedNetwork, name: str, compiler: Compiler, given: Stored, pix
     item = {"bits": 4, **types}
     used = {form: size for form, size in sizes.items() if size}
     ram = sum(size * item[form] for form, size in used.items())
-    ram += compiler.widest["row"] * types["real"] * _uses(compiler, "row") + compiler.widest["sums"] * 4 * _uses(compiler, "sums")
+    ram += compiler.widest["row"] * types["real"] * _uses(compiler, "row") + compiler.widest["sums"] * 4 * _uses(
+        compiler, "sums"
+    )
     ram += (RANDOMNESS_BYTES + net.outputs * types["real"]) * compiler.stochastic
     constants = dict(compiler.constants)
     if pixels is not None:
@@ -88,7 +90,9 @@ def _share_out(compiler: Compiler) -> dict[str, int]:
     for each in sorted(compiler.kept, key=lambda stored: stored.written):
         # What is computed once and read for every draw stays.
         each.read = last if compiler.stochastic and each.written < draw <= each.read else max(each.read, each.written)
-        replaced = [old for old in each.replaces if old.form == each.form and old.size == each.size and old.read == each.written]
+        replaced = [
+            old for old in each.replaces if old.form == each.form and old.size == each.size and old.read == each.written
+        ]
         busy = [old for old in placed if old.form == each.form and old.read >= each.written and old not in replaced[:1]]
         if replaced:
             each.offset = replaced[0].offset
@@ -197,7 +201,11 @@ class _Page:
         includes += ["#include <math.h>"] * any(re.search(r"\b(exp|tanh|expm1|log1p|erfc)f?\(", text) for text in mathematics)
         blocks = [
             "\n".join(
-                [f"/* {self.name}: a binary network in C99; see {self.name}.h.", *(f" * {line}" for line in self.facts()), " */"]
+                [
+                    f"/* {self.name}: a binary network in C99; see {self.name}.h.",
+                    *(f" * {line}" for line in self.facts()),
+                    " */",
+                ]
             ),
             "\n".join(includes),
             self.types(),
@@ -213,7 +221,10 @@ class _Page:
     def types(self) -> str:
         """The types of numbers, and their limits."""
         compiler, watch = self.compiler, f"{self.name.upper()}_WATCH"
-        lines = [f"/* The numbers of the {'probabilities' if self.fixed else 'first layer and the head'}. */", f"typedef {self.real} real;"]
+        lines = [
+            f"/* The numbers of the {'probabilities' if self.fixed else 'first layer and the head'}. */",
+            f"typedef {self.real} real;",
+        ]
         if "fixed" in self.memory:
             bits = 32 if compiler.wide else 16
             lines += ["/* Whole numbers that are stored. */", f"typedef int{bits}_t fixed;"]
@@ -258,12 +269,13 @@ class _Page:
             text = templates()[function.template].text
             text = text.replace("STORED(row[c])", function.words.get("STORED(row[c])", ""))
             words = {**mathematics, **function.words, function.template: function.name}
-            yield re.sub(r"\b[A-Za-z_0-9]+\b", lambda found, words=words: words.get(found[0], found[0]), text)
+            words.pop("STORED(row[c])", None)
+            yield re.sub(rf"\b({'|'.join(words)})\b", partial(_word, words), text)
 
     def arrays(self) -> Iterator[str]:
         """The constants."""
-        for name, values in self.compiler.layers.items():
-            yield f"static const layer {name} = {{{', '.join(map(str, values))}}};"
+        for name, geometry in self.compiler.layers.items():
+            yield f"static const layer {name} = {{{', '.join(map(str, geometry))}}};"
         for name, (ctype, values) in self.constants.items():
             yield f"static const {ctype} {name}[{values.size}] = {{"
             yield from _lines(_numbers(ctype if ctype != "real" else self.real, values.reshape(-1)))
@@ -346,7 +358,9 @@ class _Page:
             "\n".join(["/* The probabilities of the outputs. */", *shares]),
         ]
         given = self.given.form
-        evaluate = [f"    begin({given});", f"    finish({given}, NULL);"] if self.compiler.stochastic else [f"    evaluate({given});"]
+        evaluate = (
+            [f"    begin({given});", f"    finish({given}, NULL);"] if self.compiler.stochastic else [f"    evaluate({given});"]
+        )
         predict = [f"int {name}_predict({self.argument}, float *probabilities)", "{", *evaluate]
         predict += ["    if (probabilities != NULL)", "        shares(probabilities);", "    return best_output();", "}"]
         return [*texts, "\n".join(predict), *([self.samples()] if self.compiler.stochastic else [])]
@@ -430,6 +444,10 @@ class _Page:
         return "\n".join(lines)
 
 
+def _word(words: Mapping[str, str], found: re.Match[str]) -> str:
+    return words[found[0]]
+
+
 def _numbers(ctype: str, values: Array) -> Iterable[str]:
     if ctype == "uint32_t":
         return (f"0x{int(value):08x}" for value in values)
@@ -457,4 +475,6 @@ def _comment(text: str) -> str:
 
 def _string(text: str) -> str:
     """A text as a string of C."""
-    return '"' + "".join(letter if letter.isascii() and (letter.isalnum() or letter in " _-.,+") else "?" for letter in text) + '"'
+    return (
+        '"' + "".join(letter if letter.isascii() and (letter.isalnum() or letter in " _-.,+") else "?" for letter in text) + '"'
+    )

@@ -1,14 +1,15 @@
 """A packed network as stages of C code: what each reads, computes for a pixel, and stores.
 
 All values are images [H][W][C]. A stage loops over the pixels of its result: one function of ``functions.c`` gives a pixel's
-numbers, a row [C], others change the row, and the last stores it. So only what other pixels need is ever stored. A row is of real
-numbers, or of whole numbers and parts that are pending, which tell what these mean; a threshold, a table of probabilities or a
-multiplication in fixed point takes the place of these parts.
+numbers, a row [C], others change the row, and the last stores it. So only what other pixels need is ever stored. A row is of
+real numbers, or of whole numbers and parts that are pending, which tell what these mean; a threshold, a table of probabilities
+or a multiplication in fixed point takes the place of these parts.
 """
 
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, final
@@ -141,11 +142,14 @@ class Compiler:
 
     def constant(self, what: str, ctype: str, values: Array) -> str:
         """The name of a constant array of the code."""
-        name = f"{what}_{len(self.stages)}"
-        while name in self.constants:
-            name += "b"
+        name = self._unused(what, self.constants)
         self.constants[name] = (ctype, values)
         return name
+
+    def _unused(self, what: str, names: Mapping[str, Any]) -> str:
+        """A name with the number of the stage, and if need be a letter."""
+        name = f"{what}_{len(self.stages)}"
+        return next(f"{name}{letter}" for letter in ("", *string.ascii_lowercase) if name + letter not in names)
 
     def layer(self, source: Value, outputs: Value, kernel: tuple[int, ...], **geometry: Any) -> str:
         """The name of a constant that holds a layer's geometry."""
@@ -153,11 +157,13 @@ class Compiler:
         stride, dilation = geometry.get("stride", (1, 1)), geometry.get("dilation", (1, 1))
         left, _, top, _ = geometry.get("padding", (0, 0, 0, 0))
         shape = (height, width, source.shape[0], out_width, outputs.shape[0], *kernel, *stride, top, left, *dilation)
-        name = f"layer_{len(self.stages)}"
+        name = self._unused("layer", self.layers)
         self.layers[name] = (*shape, geometry.get("groups", 1), geometry.get("around", 0), geometry.get("mode", 0))
         return f"&{name}"
 
-    def function(self, template: str, source: Form | None = None, *, whole: bool = False, name: str = "", noise: str = "") -> str:
+    def function(
+        self, template: str, source: Form | None = None, *, whole: bool = False, name: str = "", noise: str = ""
+    ) -> str:
         """The name of a function, made for numbers that are stored in that form, and whole or real ones in the row."""
         words = {"NUMBER": "int32_t" if whole else "real", "WEIGHT": "int16_t" if whole else "float", "NOISE": noise}
         words["STORED(row[c])"] = "(fixed)limited(row[c], LARGEST_STORED)" if whole else "row[c]"
@@ -192,7 +198,9 @@ class Compiler:
 
     def new(self, like: Row | Stored, value: Value, form: Form, **facts: Any) -> Stored:
         """Something more that is stored."""
-        self.kept.append(Stored(value, form, **{"drawn": like.drawn, "magnitude": like.magnitude, **facts}, number=len(self.kept)))
+        self.kept.append(
+            Stored(value, form, **{"drawn": like.drawn, "magnitude": like.magnitude, **facts}, number=len(self.kept))
+        )
         return self.kept[-1]
 
     def stored(self, given: Stored | Row, later: bool, form: Form | None = None, fraction: int | None = None) -> Stored:
@@ -204,7 +212,9 @@ class Compiler:
         row = self.row(given)
         if form == "real" or (form is None and row.whole and row.pending and self.real_here(row.drawn, later)):
             self.to_real(row)
-        elif (form == "fixed" and not row.whole) or (row.whole and (row.fraction is None or fraction not in (None, row.fraction))):
+        elif (form == "fixed" and not row.whole) or (
+            row.whole and (row.fraction is None or fraction not in (None, row.fraction))
+        ):
             self.to_fixed(row, self.fraction_bits(row) if fraction is None else fraction)
         return self.keep(row)
 
@@ -299,8 +309,8 @@ class Compiler:
             row.lines.append(f"{self.function('clip', 'fixed', whole=True)}(sums, {n}, {ends[0]}, {ends[1]});")
         else:
             raise InputError(
-                f"activation {part.function!r} has no code in fixed point: use numbers='float' and stream='real' (--numbers float "
-                "--stream real), or ReLU, PReLU or Hardtanh in the network"
+                f"activation {part.function!r} has no code in fixed point: use numbers='float' and stream='real' "
+                "(--numbers float --stream real), or ReLU, PReLU or Hardtanh in the network"
             )
 
     def apply_real(self, part: Part, row: Row) -> None:
@@ -359,8 +369,8 @@ class Compiler:
         call = self.function("convolve", source.form, whole=whole, name=name)
         row = Row(value, whole, given.drawn, [source], [])
         if whole:
-            self._fixed_weights(part, row, ordered, source, largest)
-            row.lines.append(f"{call}(sums, {source.address}, {layer}, weight_{len(self.stages)}, i);")
+            constant = self._fixed_weights(part, row, ordered, source, largest)
+            row.lines.append(f"{call}(sums, {source.address}, {layer}, {constant}, i);")
             return self.wider(row)
         constant = self.constant("weight", "float", ordered)
         row.lines.append(f"{call}(row, {source.address}, {layer}, {constant}, i);")
@@ -386,7 +396,8 @@ class Compiler:
 
     def _fixed_weights(
         self, part: parts.Linear | parts.Convolution, row: Row, ordered: Array, source: Stored, largest: int
-    ) -> None:
+    ) -> str:
+        """The name of quantised weights, whose units are pending."""
         weights, fractions = quantised(ordered, largest)
         name = self.constant("weight", "int16_t", weights)
         row.pending = [parts.Affine(np.float32(2.0) ** -(fractions + source.fraction).astype(np.float32), part.bias)]
@@ -396,6 +407,7 @@ class Compiler:
             self.constants[name] = ("int16_t", weights * turned.astype(np.int16)[:, None, None, None])
 
         row.flip = flip
+        return name
 
     def sums(self, part: parts.Sums, given: Stored | Row, later: bool) -> Row:
         """Binary weights: counts of equal and of different bits."""
@@ -477,7 +489,9 @@ class Compiler:
         """Code that draws states by a table of every channel, of which only what is neither 0 nor 1 is kept."""
         t = np.arange(-row.bound, row.bound + 1, row.step)
         if len(t) * row.channels > LARGEST_TABLE:
-            raise InputError(f"the table of {row.channels} channels with sums up to {row.bound:,} is too large: leave --stochastic")
+            raise InputError(
+                f"the table of {row.channels} channels with sums up to {row.bound:,} is too large: leave --stochastic"
+            )
         some = max(1, 2**22 // row.channels)
         blocks = [row.means(t[start : start + some, None].repeat(row.channels, 1)) for start in range(0, len(t), some)]
         p = np.concatenate([chances(part.noise, a, part.noise_scale) for a in blocks])
@@ -543,8 +557,10 @@ class Compiler:
     def moved(self, source: Stored, result: Stored, start: int, *loops: tuple[int, int, int], name: str) -> None:
         """A stage that copies; each loop has a count, and how far apart its numbers lie in the result and in the source."""
         padded = [*[(1, 0, 0)] * (5 - len(loops)), *loops]
-        count, to, origin = (self.constant(f"{what}", "int32_t", np.array(each, np.int32)) for what, each in
-                             zip(("count", "to", "from"), zip(*padded, strict=True), strict=True))
+        count, to, origin = (
+            self.constant(f"{what}", "int32_t", np.array(each, np.int32))
+            for what, each in zip(("count", "to", "from"), zip(*padded, strict=True), strict=True)
+        )
         if source.form == "bits":
             line = f"{self.function('rearrange_bits')}({result.address}, {start}, {source.address}, {count}, {to}, {origin});"
         else:
@@ -601,7 +617,15 @@ class Compiler:
         source = self.stored(given, later)
         result = self.like(source, source.value)
         each, step = source.value.shape[0] // part.groups, _stride(source)
-        self.moved(source, result, 0, (pixels(source.value), step, step), (part.groups, 1, each), (each, part.groups, 1), name=part.name)
+        self.moved(
+            source,
+            result,
+            0,
+            (pixels(source.value), step, step),
+            (part.groups, 1, each),
+            (each, part.groups, 1),
+            name=part.name,
+        )
         return result
 
     def pad(self, part: parts.Pad, given: Stored | Row, later: bool) -> Stored:
@@ -680,10 +704,13 @@ class Compiler:
         stream = signs and self.stream != "real" and not (isinstance(given, Stored) and given.form in ("bits", "fixed"))
         source = self.stored(given, True, "fixed" if stream else None)
         last = max((number for number, branch in enumerate(part.branches) if branch), default=0)
-        found = [self.chain(branch, source, later) for branch in part.branches[: last + 1]]
-        others = [each if isinstance(each, Stored) else self.stored(each, later) for each in found[:-1]]
+        others = []
+        for branch in part.branches[:last]:
+            found = self.chain(branch, source, later)
+            others.append(found if isinstance(found, Stored) else self.stored(found, later))
         others += [source] * (len(part.branches) - last - 1)
-        row = self.row(found[-1])
+        # The last chain that computes something stays a row, to which the others are added.
+        row = self.row(self.chain(part.branches[last], source, later))
         row.drawn = row.drawn or any(each.drawn for each in others)
         row.magnitude = None if self.ranges is None else self.ranges[id(part)]
         return self._added(part, row, others, value, later)
