@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from flipgrad.residual import Residual, ResidualConv2d, ResidualLinear, Sign
     from flipgrad.steps import Concat
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0"
 
 # fmt: off
 __all__ = [  # noqa: RUF022

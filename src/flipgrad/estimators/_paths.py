@@ -240,7 +240,7 @@ class Variables:
         return self.path.replayed(self.k, states)
 
     def carry(self, direction: Tensor) -> Tensor:
-        """Of value 0, [B] or, of weights, [1]: its gradient in the :attr:`parameter` is the ``direction``."""
+        """Of value 0, [B] or, of weights, [1]: its gradient in the ``parameter`` is the ``direction``."""
         return ((self.parameter - self.a) * direction.detach()).flatten(1).sum(1)
 
 

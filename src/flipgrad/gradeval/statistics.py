@@ -9,7 +9,7 @@ With draws :math:`g_1, \dots, g_N` of an estimator and the reference g, lengths 
   of N draws holds the variance of the mean besides the squared bias. Products of the mean errors of different batches of
   draws do not: their average is an unbiased estimate of the squared bias.
 
-Confidence intervals are the jackknife's over :data:`BATCHES` batches.
+Confidence intervals are the jackknife's over ``BATCHES`` batches.
 """
 
 import math

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import getdoc
 from io import BytesIO
 from math import inf
 from pathlib import Path
@@ -241,5 +242,5 @@ def saved(draw: Callable[Concatenate[Source, Options], Figure]) -> Callable[Conc
     def draw_and_save(source: Source, output: Path, /, *args: Options.args, **options: Options.kwargs) -> list[Path]:
         return save(draw(source, *args, **options), output)
 
-    draw_and_save.__doc__ = f"{draw.__doc__} Saved as ``output``.png and .pdf."
+    draw_and_save.__doc__ = f"{getdoc(draw)}\n\nSaved as ``output``.png and .pdf."
     return draw_and_save
