@@ -47,8 +47,11 @@ UNBIASED = {
 }
 
 
-@pytest.mark.parametrize("name", UNBIASED)
-@pytest.mark.parametrize("entropy", ["analytic", "sampled"])
+# Sampled entropies are one more cost of the same head and objective: one estimator of each kind does.
+CASES = [*((name, "analytic") for name in UNBIASED), *((name, "sampled") for name in ("reinforce", "disarm", "leg", "rebar"))]
+
+
+@pytest.mark.parametrize(("name", "entropy"), CASES)
 def test_unbiased_estimators_are_unbiased(name, entropy):
     model = random_model(3, 2, entropy=entropy)
     worst, error = deviation(model, bits(1), UNBIASED[name](), 500)
@@ -56,8 +59,9 @@ def test_unbiased_estimators_are_unbiased(name, entropy):
     assert error < 0.1
 
 
-@pytest.mark.parametrize("name", ["reinforce", "disarm", "double-cv", "flip-cv", "rebar"])
-@pytest.mark.parametrize("widths", [(4,), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "widths"), [("disarm", (4,)), ("rebar", (4,)), ("reinforce", (2, 2, 2)), ("flip-cv", (2, 2, 2))]
+)
 def test_with_one_and_three_layers_too(name, widths):
     worst, error = deviation(random_model(*widths), bits(1), UNBIASED[name](), 500)
     assert worst < SIGMAS
