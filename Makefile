@@ -1,5 +1,6 @@
 # make demo    train a stochastic binary network on handwritten digits
 # make test    lint, type-check and test
+# make docs    the site, in docs/build/html
 # make fuzz MINUTES=10    run the property tests with new random examples for ten minutes
 # make mutate MUTANTS=60    the share of small defects that the tests notice
 # make torture     attack the library for an hour; MINUTES=5, SEED=1, PARTS=kills,disk, and WRITE=1 for docs/torture.md
@@ -14,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup -q
 MINUTES ?= 10
 MUTANTS ?= 60
 
-.PHONY: help demo test test-all fuzz mutate torture sanitize lint format clean
+.PHONY: help demo docs test test-all fuzz mutate torture sanitize lint format clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -22,10 +23,15 @@ help:
 demo: $(VENV)/ready
 	$(BIN)/flipgrad train --schedule cosine --validation 0 --output runs/demo --overwrite
 
+# One thread: what tutorials print is the same everywhere.
+docs: $(VENV)/ready-for-docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -n -b html docs docs/build/html
+	@echo "Open docs/build/html/index.html"
+
 test: lint
 	$(PYTEST) -m "not slow"
 
-test-all: lint
+test-all: lint $(VENV)/ready-for-docs
 	$(PYTEST)
 
 fuzz: $(VENV)/ready-to-test
@@ -63,5 +69,9 @@ $(VENV)/ready-to-test: $(VENV)/ready
 	$(PIP) --editable ".[dev]"
 	touch $@
 
+$(VENV)/ready-for-docs: $(VENV)/ready
+	$(PIP) --editable ".[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist docs/build docs/reference docs/tutorials docs/paper.md .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("src/flipgrad/csrc")
@@ -19,6 +20,14 @@ class BuildLibrary(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         """The file of an extension: its name and nothing of the interpreter's."""
         return str(Path(*fullname.split(".")).with_suffix(".so"))
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for one platform and every Python: the library in it knows none."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """The wheel's tag, py3-none-PLATFORM."""
+        return "py3", "none", super().get_tag()[2]
 
 
 setup(
@@ -36,5 +45,5 @@ setup(
             optional=True,
         )
     ],
-    cmdclass={"build_ext": BuildLibrary},
+    cmdclass={"bdist_wheel": PlatformWheel, "build_ext": BuildLibrary},
 )

@@ -68,6 +68,19 @@ def test_estimators_lists_their_facts(capsys, monkeypatch):
         assert word in out
 
 
+def test_estimators_fit_into_eighty_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = flipgrad(capsys, "estimators")
+    assert code == 0
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in out
+    # One line each.
+    for name in ESTIMATORS:
+        assert sum(line.split()[:1] == [name] for line in lines) == 1
+    assert "* psa: unbiased with one hidden layer" in lines
+
+
 def test_estimators_can_be_printed_as_markdown(capsys):
     code, out, _ = flipgrad(capsys, "estimators", "--markdown")
     assert code == 0

@@ -143,6 +143,19 @@ def test_a_parameter_that_layers_share_is_counted_once():
     assert found.float_bytes == 4 * sum(p.numel() for p in model.parameters())
 
 
+def test_binary_weights_that_layers_share_are_packed_once():
+    first, second = fg.BinaryLinear(8, 8, **BINARY), fg.BinaryLinear(8, 8, **BINARY)
+    second.weight = first.weight
+    net = fg.Sequential(fg.BinaryLinear(3, 8), first, second, head=nn.Linear(8, 2))
+    found = fg.summary(net, torch.randn(1, 3))
+    # Each has its own scales and biases.
+    assert [row.packed_bytes for row in found.rows[1:3]] == [8 + 64, 64]
+    blocks = [fg.ResidualLinear(8, 8, **BINARY) for _ in range(2)]
+    blocks[1].branch.weight = blocks[0].branch.weight
+    found = fg.summary(fg.Sequential(nn.Linear(3, 8), *blocks, head=nn.Linear(8, 2)), torch.randn(1, 3))
+    assert [row.packed_bytes for row in found.rows[1:3]] == [8 + 64, 64]
+
+
 def test_nothing_is_changed_by_it():
     net = fully_connected(3, [4, 4], 2, norm="batch", weights="binary", weight_noise=fg.Logistic())
     net[1].eval()

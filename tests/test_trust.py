@@ -25,7 +25,7 @@ from reference import assert_same, batch, fully_connected, gradients, randomized
 
 EVERY = sorted(ESTIMATORS)
 # They differentiate inside, by transforms that torch cannot checkpoint.
-NOT_CHECKPOINTED = ("double-cv", "muprop", "rebar", "relax")
+NOT_CHECKPOINTED = ("double-cv", "flip-cv", "muprop", "rebar", "relax")
 LOCAL = sorted(name for name, kind in ESTIMATORS.items() if issubclass(kind, fg.LocalEstimator))
 
 # The gradient of every parameter of a network, from that of its plain twin.

@@ -8,7 +8,10 @@ import pickle
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import flipgrad as fg
 from alone import HEAVY, alone, lacking
@@ -36,6 +39,30 @@ assert memory.ran_out(MemoryError()) and not memory.ran_out(RuntimeError("other"
 print(InputError is errors.InputError)
 """
     assert alone(code) == "True\n"
+
+
+def test_a_packed_network_runs_with_numpy_alone(tmp_path):
+    layers = (fg.BinaryConv2d(1, 8, 3), fg.BinaryConv2d(8, 8, 3, weights="binary", noise=fg.Normal()), nn.Flatten())
+    net = fg.Sequential(*layers, head=nn.Linear(32, 3))
+    x = torch.randn(2, 1, 6, 6)
+    packed = fg.packed.pack(net, x)
+    packed.save(tmp_path / "net.safetensors")
+    np.save(tmp_path / "x.npy", x.numpy())
+    code = f"""
+import numpy as np
+from flipgrad.packed import load
+net = load({str(tmp_path / "net.safetensors")!r}, engine="numpy")
+x = np.load({str(tmp_path / "x.npy")!r})
+print(net(x).tolist(), net(x, samples=3, seed=5).tolist(), "torch" in sys.modules)
+"""
+    packed.engine = "numpy"
+    wanted = f"{packed(x).tolist()} {packed(x, samples=3, seed=5).tolist()} False\n"
+    assert alone(code, "numpy") == wanted
+    assert alone("import flipgrad as fg; print(fg.packed.load.__name__, 'torch' in sys.modules)", "numpy") == "load False\n"
+    refused = (
+        "from flipgrad.packed import load\ntry: from flipgrad.packed import pack\nexcept ModuleNotFoundError as e: print(e)"
+    )
+    assert alone(refused, "numpy") == "No module named 'torch'\n"
 
 
 def test_a_name_that_needs_torch_says_so():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flipgrad.errors import InputError
 
 if TYPE_CHECKING:
-    from flipgrad import bounds, estimators, exact, export, flips, gradeval, packed, zoo
+    from flipgrad import bounds, estimators, exact, export, flips, gradeval, packed, plots, zoo
     from flipgrad.costs import LayerSummary, Summary, summary
     from flipgrad.estimators import (
         ADF,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         DoubleCV,
         Estimator,
         Exact,
+        FlipCV,
         GumbelRao,
         HardST,
         LearnedBaseline,
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from flipgrad.residual import Residual, ResidualConv2d, ResidualLinear, Sign
     from flipgrad.steps import Concat
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0"
 
 # fmt: off
 __all__ = [  # noqa: RUF022
@@ -77,12 +78,12 @@ __all__ = [  # noqa: RUF022
     "BernoulliLikelihood", "CrossEntropy", "GaussianLikelihood", "LogisticLoss", "SoftCrossEntropy", "SquaredError",
     # estimators
     "ARMS", "BitFlip", "DoubleCV", "REBAR", "RELAX",
-    "LEG", "REINFORCE", "DisARM", "MuProp",
+    "LEG", "REINFORCE", "DisARM", "FlipCV", "MuProp",
     "ConstantBaseline", "LearnedBaseline", "RunningBaseline",
     "ADF", "Concrete", "GumbelRao", "HardST", "LocalReparam", "Tanh", "ZGR",
     "ARM", "PSA", "ST", "Estimator", "Exact", "LocalEstimator", "Path", "PathEstimator", "Variables",
     # modules
-    "bounds", "estimators", "exact", "export", "flips", "gradeval", "packed", "zoo",
+    "bounds", "estimators", "exact", "export", "flips", "gradeval", "packed", "plots", "zoo",
     # errors
     "InputError",
 ]
@@ -92,7 +93,7 @@ _HOMES = {name: f"flipgrad.{module}" for module, names in {
     "costs": ["LayerSummary", "Summary", "summary"],
     "estimators": [
         "ADF", "ARM", "ARMS", "LEG", "PSA", "REBAR", "REINFORCE", "RELAX", "ST", "ZGR", "BitFlip", "Concrete",
-        "ConstantBaseline", "DisARM", "DoubleCV", "Estimator", "Exact", "GumbelRao", "HardST", "LearnedBaseline",
+        "ConstantBaseline", "DisARM", "DoubleCV", "Estimator", "Exact", "FlipCV", "GumbelRao", "HardST", "LearnedBaseline",
         "LocalEstimator", "LocalReparam", "MuProp", "Path", "PathEstimator", "RunningBaseline", "Tanh", "Variables",
     ],
     "graph": ["Graph"],

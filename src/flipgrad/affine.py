@@ -77,7 +77,7 @@ class AffineMap(ABC):
     @property
     @abstractmethod
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """What the way back needs, kept by an autograd function: the weight, what else is differentiated, and the rest."""
+        """What the way back needs and an autograd function keeps; the weight, what else is differentiated, and the rest."""
 
     @abstractmethod
     def with_tensors(self, tensors: Sequence[Tensor | None]) -> AffineMap:

@@ -175,6 +175,10 @@ class _ManyDraws(Estimator):
         self.rule, self.samples = rule, samples
 
     @final
+    def check_latent(self, depth: int, *, sampled: bool) -> None:
+        raise InputError("a latent-variable model takes single draws: give more examples, or the estimator itself")
+
+    @final
     def passes(self, depth: int) -> int:
         return self.samples * (1 if self.rule is None else self.rule.passes(depth))
 

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
+from inspect import signature
 from typing import Any, ClassVar, final
 
 import torch
@@ -416,6 +417,20 @@ class Estimator(ABC):
     second_derivatives: bool = False
     cost: ClassVar[str] = ""
     citation: ClassVar[str]
+
+    def __repr__(self) -> str:
+        """The class with the arguments that are not its defaults, as far as attributes of the same names tell them."""
+        shown = []
+        for name, parameter in signature(type(self)).parameters.items():
+            value = self.argument(name)
+            if isinstance(value, bool | int | float | str | None | nn.Module) and value != parameter.default:
+                shown.append(f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def argument(self, name: str) -> Any:
+        """The argument ``name`` that the estimator was made with: by default the attribute of that name."""
+        value = getattr(self, name, None)
+        return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
     @abstractmethod
     def passes(self, depth: int) -> int:

@@ -137,7 +137,8 @@ def _negative_elbo(net: Network, x: Tensor, objective: Elbo) -> Tensor:
     net.check_examples_alone("exact")
     with _full_precision(x):
         first, *others = head.stages
-        matrix, states = _layer(first.sample, net.front(x), {})
+        inputs = net.front(x)
+        matrix, states = _layer(first.sample, inputs, {})
         first.shapes[0] = states.shape[1:]
         every, matrices = [states], []
         for stage in others:
@@ -153,7 +154,7 @@ def _negative_elbo(net: Network, x: Tensor, objective: Elbo) -> Tensor:
             behind = entropies + (transition * (pairs + behind)).sum(1)
         outputs = head.decoder[0](every[0].flatten(1)).flatten(1)
         losses = objective.likelihood(outputs[:, None].expand(-1, len(x), -1))
-        of_data = head.entropies(first, first.affine()(net.front(x)).flatten(1))
+        of_data = head.entropies(first, first.affine()(inputs).flatten(1))
         return of_data + (matrix * (losses.t() + behind)).sum(1)
 
 
@@ -311,7 +312,7 @@ def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def enumerate_states(shape: Sequence[int], like: Tensor) -> Tensor:
-    """All 2**n states of units of the given ``shape``, [2**n, *shape]; the last unit changes fastest.
+    """All ``2**n`` states of units of the given ``shape``, ``[2**n, *shape]``; the last unit changes fastest.
 
     >>> enumerate_states((2,), torch.zeros(()))
     tensor([[-1., -1.],

@@ -151,11 +151,12 @@ def read(path: Path, *, missing: str, broken: str, most: int) -> bytes:
     try:
         check_ordinary(path, broken)
         with path.open("rb") as file:
-            # It would take memory for all that it is asked to read at first, so it is asked for what there is.
-            content = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
+            # Python takes memory for all that it is asked to read: it is asked for what there is.
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(size + 1) if size <= most else None
     except OSError as error:
         raise InputError(f"'{path}' cannot be read ({error.strerror}); {missing}") from None
-    if len(content) > most:
+    if content is None or len(content) > most:
         raise InputError(f"'{path}' has more than {most:,} bytes, and is no such file of flipgrad; {broken}")
     return content
 

@@ -40,7 +40,7 @@ class Graph(BinaryNetwork):
     ``initialize`` whitens what the last application gives.
 
     Args:
-        model: maps inputs [B, ...] to outputs [B, K]. It is kept as :attr:`model`, and not copied.
+        model: maps inputs [B, ...] to outputs [B, K]. It is kept as ``model``, and not copied.
         x: any inputs [B, ...], B >= 1, of the size that it will see.
 
     >>> import flipgrad as fg

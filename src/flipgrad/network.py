@@ -74,7 +74,8 @@ class BinaryNetwork(StochasticModel):
             index: the examples' numbers in the data set, [B]; some estimators remember something of each example.
 
         Returns:
-            Outputs [B, K], or losses [B]: their value is the sampled (or relaxed) loss, their gradient the estimator's.
+            Outputs [B, K] or, with an objective, losses [B]. Their value is the sampled (or relaxed) loss, their gradient the
+            estimator's.
         """
         _check_input(x)
         if estimator is not None:

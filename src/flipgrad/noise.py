@@ -66,7 +66,7 @@ class Noise(ABC):
         return self._cdf(self._standard(a))
 
     def log_cdf(self, a: Tensor) -> Tensor:
-        """log F(a), finite for |a| up to 1e18 scales; an impossible state gets the log of the smallest normal number."""
+        """log F(a), finite for abs(a) up to 1e18 scales; an impossible state gets the log of the smallest normal number."""
         return self._log_cdf(self._standard(a))
 
     def log_prob(self, x: Tensor, a: Tensor) -> Tensor:
@@ -378,7 +378,7 @@ class Normal(Noise):
 @final
 @dataclass(frozen=True)
 class Laplace(Noise):
-    """Laplace noise with density exp(-|z| / scale) / (2 scale)."""
+    """Laplace noise with density ``exp(-abs(z) / scale) / (2 scale)``."""
 
     def _cdf(self, t: Tensor) -> Tensor:
         # One-sided clamps, not |t|: their derivative at 0 is the density's value there, that of |t| is 0.

@@ -49,7 +49,7 @@ class OfReal(BinaryLayer):
 
     @property
     def channel_dim(self) -> int:
-        """The dimension of the input that holds its channels: 1 or -1."""
+        """The dimension, 1 or -1, of the input that holds its channels."""
         return 1
 
     @final

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import flipgrad as fg
+from flipgrad.bounds import MeanOfDraws
 from flipgrad.estimators._paths import PathEstimator
 
 # Deviations are tested at 5 standard errors: a false alarm in about 10,000 runs of the suite.
@@ -37,6 +38,7 @@ UNBIASED = {
     "disarm": fg.DisARM,
     "arms": lambda: fg.ARMS(3),
     "double-cv": fg.DoubleCV,
+    "flip-cv": fg.FlipCV,
     "bitflip": fg.BitFlip,
     "leg": fg.LEG,
     "relax": fg.RELAX,
@@ -54,7 +56,7 @@ def test_unbiased_estimators_are_unbiased(name, entropy):
     assert error < 0.1
 
 
-@pytest.mark.parametrize("name", ["reinforce", "disarm", "double-cv", "rebar"])
+@pytest.mark.parametrize("name", ["reinforce", "disarm", "double-cv", "flip-cv", "rebar"])
 @pytest.mark.parametrize("widths", [(4,), (2, 2, 2)], ids=str)
 def test_with_one_and_three_layers_too(name, widths):
     worst, error = deviation(random_model(*widths), bits(1), UNBIASED[name](), 500)
@@ -284,6 +286,34 @@ def test_an_empty_batch_gives_nothing():
     assert model.sample(0).shape == (0, DATA)
 
 
+def hooked(model: fg.Variational) -> fg.Variational:
+    model.decoder[1].register_forward_hook(lambda module, inputs, output: 2 * output)
+    return model
+
+
+def autocast(model: fg.Variational) -> Tensor:
+    with torch.autocast("cpu"):
+        return model(bits(2))
+
+
+class Drawn(nn.Module):
+    """Noise, new at every evaluation."""
+
+    evaluations = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Drawn.evaluations += 1
+        return x + torch.randn_like(x)
+
+
+def test_a_front_that_draws_is_evaluated_once():
+    model = fg.Variational([Drawn(), fg.BinaryLinear(DATA, 2)], [nn.Linear(2, DATA)]).double()
+    for estimator in (fg.PSA(), fg.DisARM(), fg.Concrete(), fg.Exact()):
+        Drawn.evaluations = 0
+        model(bits(4), estimator=estimator)
+        assert Drawn.evaluations == 1
+
+
 class Halved(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x[:1]
@@ -370,6 +400,19 @@ def test_models_that_would_be_wrong_are_refused(make, message):
             ),
             r"must map states \[2, 2\] to outputs \[batch, ...\], it gave \[1, 2\]",
         ),
+        (
+            lambda model: fg.Variational([fg.BinaryLinear(DATA, 2)], [nn.Linear(2, DATA + 1)])(
+                bits(2).float(), estimator=fg.ARM()
+            ),
+            "the data have 3 values per example, the decoder gives 4 outputs",
+        ),
+        (
+            lambda model: fg.Variational([fg.BinaryLinear(DATA, 2)], [nn.Linear(2, DATA + 1)])(bits(2).float()),
+            "the target has 3 values per example, the head 4",
+        ),
+        (lambda model: model(bits(2), estimator=MeanOfDraws(fg.PSA(), 2)), "takes single draws"),
+        (lambda model: hooked(model)(bits(2)), "module 2 of the decoder is Linear with hooks"),
+        (lambda model: autocast(model), "more digits than autocast leaves"),
         (
             lambda model: fg.Variational([fg.BinaryLinear(DATA, 2, norm=nn.BatchNorm1d(2))], [nn.Linear(2, DATA)])(
                 bits(2).float()

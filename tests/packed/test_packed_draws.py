@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from packed_nets import NOISES, randomise
 from torch import nn
 
 import flipgrad as fg
 from flipgrad.packed import network, pack, plain
 from flipgrad.packed.tables import probabilities
-from packed_nets import NOISES, randomise
 
 # Standard errors. Of 1,000 numbers one is further away in one of 1,700 tests, and seeds are fixed.
 ERRORS = 5

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from packed_nets import packed_states, torch_states
 from torch import nn
 
 import flipgrad as fg
 from flipgrad.packed import pack, parts
-from packed_nets import packed_states, torch_states
 
 INPUTS = 48
 

@@ -6,6 +6,7 @@ import pytest
 from figures import clashes, clipped, labels, lines, marked
 from synthetic import ESTIMATORS, SAMPLES, TEN, panels, result
 
+from flipgrad import files
 from flipgrad.errors import InputError
 from flipgrad.plots import Panel, cosine, rmse
 from flipgrad.plots.accuracy import cosine_figure, rmse_figure
@@ -167,3 +168,34 @@ def test_an_error_writes_nothing(tmp_path, draw):
     with pytest.raises(InputError, match=r"gone\.json' cannot be read"):
         draw([Panel(tmp_path / "gone.json", "all", "")], tmp_path / "figure")
     assert list(tmp_path.iterdir()) == []
+
+
+class Measured:
+    """A result as it was measured: it can tell what its file would hold."""
+
+    def __init__(self, content):
+        self.content = content
+
+    def to_dict(self):
+        return self.content
+
+
+@each
+def test_a_result_is_drawn_as_its_file_is(tmp_path, key, draw):
+    content = result()
+    path = tmp_path / "result.json"
+    files.write_json(path, content)
+    drawn, of_file = draw(Measured(content), estimators=TEN), draw(path, estimators=TEN)
+    # Alone it has a panel for every hidden layer.
+    assert [axes.get_title() for axes in drawn.axes] == ["layer 1", "layer 2"]
+    for axes, others in zip(drawn.axes, of_file.axes, strict=True):
+        assert {name: list(line.get_ydata()) for name, line in lines(axes).items()} == {
+            name: list(line.get_ydata()) for name, line in lines(others).items()
+        }
+
+
+def test_what_is_no_result_is_refused():
+    with pytest.raises(InputError, match=r"expected what fg\.gradeval\.evaluate gives, or a pathlib\.Path, got dict"):
+        rmse_figure({})
+    with pytest.raises(InputError, match="the result: estimator 'REINFORCE' has no layer 'layer 9'; choose one of 'layer 1'"):
+        rmse_figure([Panel(Measured(result()), "layer 9", "")])

@@ -5,6 +5,7 @@ from typing import Any
 
 from flipgrad.benchmarks.flips import flips
 from flipgrad.benchmarks.loop import loop
+from flipgrad.benchmarks.packed import packed
 from flipgrad.benchmarks.scaling import scaling
 from flipgrad.benchmarks.step import memory, step
 from flipgrad.benchmarks.toy import exact, gradeval
@@ -12,7 +13,7 @@ from flipgrad.benchmarks.vae import vae
 
 # By their names on the command line. Each returns plain data.
 BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
-    benchmark.__name__: benchmark for benchmark in (exact, flips, gradeval, loop, memory, scaling, step, vae)
+    benchmark.__name__: benchmark for benchmark in (exact, flips, gradeval, loop, memory, packed, scaling, step, vae)
 }
 
 __all__ = ["BENCHMARKS"]

@@ -13,14 +13,14 @@ import torch
 import typer
 from rich.console import Console
 
-from flipgrad import plots, training
+from flipgrad import files, plots, training
 from flipgrad.cli._shared import evaluation_table, working
 from flipgrad.data import SOURCES, DataSet
 from flipgrad.errors import InputError, StorageError
 from flipgrad.estimators.names import for_training
 from flipgrad.machine import cores, launched_rank, started_by_torchrun
 from flipgrad.network import layers_with_binary_weights
-from flipgrad.training import Processes, RunFolder, TrainConfig, recipes
+from flipgrad.training import Processes, RunFolder, TrainConfig, elbo, recipes
 from flipgrad.training.board import board
 from flipgrad.training.config import AUTO, PROBLEM, STORED
 from flipgrad.training.recipes import RECIPES
@@ -84,11 +84,19 @@ def train(
         if recipe is not None:
             given = {name: value for name, value in _given(ctx).items() if name in options}
             options |= recipes.recipe(recipe, given)
+        if options["objective"] == "elbo":
+            options |= {name: value for name, value in elbo.DEFAULTS.items() if name not in _given(ctx)}
         threads = _default_threads(options["data"]) if options["threads"] is None else options["threads"]
         config = TrainConfig(**{**options, "lr": _rate(str(options["lr"])), "threads": threads})
-        path = output or Path("runs") / f"{config.data}-{config.estimator.replace(':', '-')}"
+        kind = "-elbo" if config.objective == "elbo" else ""
+        path = output or Path("runs") / f"{config.data}{kind}-{config.estimator.replace(':', '-')}"
     if not checkpoint_minutes > 0:
         raise InputError(f"checkpoint_minutes is {checkpoint_minutes}; it must be positive, e.g. 5")
+    if config.objective == "elbo":
+        if tensorboard or started_by_torchrun():
+            raise InputError("the objective elbo is trained by one process, and without --tensorboard")
+        _run_elbo(config, path, overwrite=overwrite, resume=resume is not None, minutes=checkpoint_minutes)
+        return
     _run(config, path, overwrite=overwrite, resume=resume is not None, minutes=checkpoint_minutes, tensorboard=tensorboard)
 
 
@@ -141,6 +149,36 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
         if folder is not None:
             console.print(evaluation_table({"Test images": evaluation}))
             console.print(f"Weights, metrics, {folder.CURVE} and {folder.REPORT} are in {path}", soft_wrap=True)
+
+
+def _run_elbo(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minutes: float) -> None:
+    console = Console(markup=False, highlight=False)
+    torch.set_num_threads(config.threads)
+    label = for_training(config.estimator, 1)[0]
+    data = training.elbo_data(config)
+    model = training.make_model(config, data)
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder.reopen(path) if resume else RunFolder(path, overwrite=overwrite))
+        stack.enter_context(_explained(path, folder, console, config))
+        run = training.ElboRun(config, model, data, folder, training.read_checkpoint(path) if resume else None)
+        depth = len(model.binary_layers)
+        what = (
+            f"{depth} latent layer{'s' * (depth > 1)} of {len(model.prior)} units, {len(data.train):,} images of {config.data}"
+        )
+        console.print(f"{'Going on with' if resume else 'Training'} a model of {what} with {label}, {config.epochs} epochs:")
+        with working(console) as work:
+
+            def report(done: int, total: int, record: Mapping[str, Any]) -> None:
+                note = f"ELBO {record['elbo']:.2f}, {record['split']} bound {record['bound']:.2f}" if record else ""
+                work.at(done, total, "train", note)
+
+            summary = run.run(report, lambda: work.interrupted, minutes)
+        _draw(folder)
+        console.print(
+            f"Test images: log p(x) is at least {summary['bound']:.2f} on average ({summary['samples']} samples)\n"
+            f"Weights, metrics, {folder.CURVE} and {folder.REPORT} are in {path}",
+            soft_wrap=True,
+        )
 
 
 def _search(
@@ -237,6 +275,11 @@ def _headline(record: Mapping[str, Any]) -> str:
 
 
 def _draw(folder: RunFolder | None) -> None:
-    if folder is not None and (folder.path / folder.METRICS).stat().st_size:
+    if folder is None or not (folder.path / folder.METRICS).stat().st_size:
+        return
+    config = files.read_json(folder.path / folder.CONFIG, missing="", broken="").get("config", {})
+    if config.get("objective") == "elbo":
+        plots.elbo_report(folder.path)
+    else:
         plots.training_curve(folder.path / folder.METRICS, folder.path / folder.CURVE)
         plots.report(folder.path)

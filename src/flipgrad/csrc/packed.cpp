@@ -53,6 +53,7 @@ struct Kernels {
   void (*draw_from_probabilities)(int64_t channels, const uint32_t* p, const uint32_t* words, void* out);
   void (*scale_sums)(const PackedStep&, const int32_t* t, double* out);
   void (*scale_reals)(const PackedStep&, const double* a, double* out);
+  void (*prelu)(const PackedStep&, const double* a, double* out);
   void (*signs)(int64_t channels, const double* a, void* out);
   void (*logistic)(int64_t count, const double* a, double scale, uint32_t* out);
 };
@@ -262,8 +263,7 @@ class StepRun {
         return;
       }
       case kPackedToReal:
-        for (int64_t p = first; p < last; ++p)
-          for (int64_t c = 0; c < channels; ++c) real_out[p * channels + c] = bits[p * words_out + c / 32] >> c % 32 & 1 ? 1.0 : -1.0;
+        for (int64_t p = first; p < last; ++p) to_reals(channels, bits + p * words_out, real_out + p * channels);
         return;
       case kPackedPlaces: return places_from(reals, real_out, channels, step_.factor, first, last);
       case kPackedPlacesBits: return bit_places_from(bits, bits_out, first, last);
@@ -277,6 +277,18 @@ class StepRun {
       }
       default:
         for (int64_t p = first; p < last; ++p) per_channel(reals + p * step_.in_channels, real_out + p * channels);
+    }
+  }
+
+  // +1 or -1 of every bit, without a branch, which states would mislead.
+  static void to_reals(int64_t channels, const uint32_t* bits, double* out) {
+    constexpr uint64_t kOne = 0x3ff0000000000000u;
+    for (int64_t w = 0; w < words_of(channels); ++w) {
+      const uint64_t negative = ~bits[w];
+      for (int64_t i = 0; i < std::min<int64_t>(32, channels - 32 * w); ++i) {
+        const uint64_t number = kOne | (negative >> i & 1) << 63;
+        std::memcpy(out + 32 * w + i, &number, sizeof number);
+      }
     }
   }
 
@@ -318,16 +330,12 @@ class StepRun {
   }
 
   void per_channel(const double* a, double* out) const {
-    const int64_t channels = step_.out_channels;
-    const double* scale = step_.scale;
     switch (step_.kind) {
       case kPackedAffine: return piece_.kernels.scale_reals(step_, a, out);
-      case kPackedPrelu:
-        for (int64_t c = 0; c < channels; ++c) out[c] = a[c] >= 0 ? a[c] : a[c] * scale[c];
-        return;
+      case kPackedPrelu: return piece_.kernels.prelu(step_, a, out);
       case kPackedRelu:
         // What is not a number stays so, here and in the maximum.
-        for (int64_t c = 0; c < channels; ++c) out[c] = a[c] < 0 ? 0 : a[c];
+        for (int64_t c = 0; c < step_.out_channels; ++c) out[c] = a[c] < 0 ? 0 : a[c];
         return;
       default: std::copy(a, a + step_.in_channels, out + step_.first);
     }
@@ -435,14 +443,18 @@ class StepRun {
   }
 };
 
-// The memory of a thread, or of a team: slots for some items.
+// The memory of a thread, or of a team: slots for some items. Those of shared steps may be another one's.
 struct Slots {
   std::vector<Buffer<char>> memory;
   std::vector<char*> first;
 
-  void allocate(const PackedProgram& program, int64_t examples, int64_t samples) {
+  void allocate(const PackedProgram& program, int64_t examples, int64_t samples, const Slots* shared = nullptr) {
     memory = std::vector<Buffer<char>>(program.slots);
     for (int64_t slot = 0; slot < program.slots; ++slot) {
+      if (shared != nullptr && program.slot_shared[slot]) {
+        first.push_back(shared->first[slot]);
+        continue;
+      }
       memory[slot].allocate(program.slot_bytes[slot] * (program.slot_shared[slot] ? examples : examples * samples));
       first.push_back(memory[slot].data());
     }
@@ -465,7 +477,7 @@ void allocate(const PackedProgram& program, Scratch& scratch) {
 // announces, and are not waited for unless they have taken one: so it does not matter whether they come at all.
 class Team {
  public:
-  Team(const Piece& piece, Scratch* scratch, int64_t threads) : piece_(piece), scratch_(scratch), threads_(threads) {}
+  Team(Piece piece, Scratch* scratch, int64_t threads) : piece_(piece), scratch_(scratch), threads_(threads) {}
 
   // `steps` from .. to - 1, on the caller and the pool's threads.
   void work(int64_t from, int64_t to) {
@@ -480,7 +492,7 @@ class Team {
   }
 
  private:
-  const Piece& piece_;
+  const Piece piece_;
   Scratch* const scratch_;
   const int64_t threads_;
   int64_t from_ = 0, to_ = 0;
@@ -547,7 +559,9 @@ struct Run {
   const Kernels& kernels;
   const double* input;
   float* output;
-  int64_t examples, samples;
+  // Examples and samples of a piece, the first of those that threads share, and whether they then share its samples.
+  int64_t examples, samples, threads = 1, first = 0;
+  bool by_sample = false;
   std::vector<Slots> slots;
   std::vector<Scratch> scratch;
 
@@ -560,41 +574,53 @@ struct Run {
     examples = std::clamp<int64_t>(kPieceBytes / (bytes * samples), 1, std::max<int64_t>(1, std::min(share, kMostExamples)));
   }
 
-  Piece piece(const Slots& own, int64_t first, int64_t first_sample) const {
-    return {program, call, kernels, input, output, own.first.data(), first, std::min(examples, call.batch - first),
+  Piece piece(const Slots& own, int64_t example, int64_t first_sample) const {
+    return {program, call, kernels, input, output, own.first.data(), example, std::min(examples, call.batch - example),
             first_sample, std::min(samples, call.samples - first_sample)};
   }
 
   void execute() {
-    const int64_t tasks = (call.batch + examples - 1) / examples;
     const bool by_example = call.batch >= call.threads;
-    const int64_t threads = thread_limit(call.threads, by_example ? tasks : call.threads);
-    slots = std::vector<Slots>(by_example ? threads : 1);
+    by_sample = !by_example && call.samples >= call.threads;
+    if (by_sample) samples = std::min(samples, (call.samples + call.threads - 1) / call.threads);
+    const int64_t tasks = (call.batch + examples - 1) / examples;
+    threads = thread_limit(call.threads, by_example ? tasks : call.threads);
+    slots = std::vector<Slots>(by_example || by_sample ? threads : 1);
     scratch = std::vector<Scratch>(threads);
-    for (Slots& own : slots) own.allocate(program, examples, samples);
+    for (Slots& own : slots) own.allocate(program, examples, samples, by_sample && &own != slots.data() ? slots.data() : nullptr);
     for (Scratch& own : scratch) allocate(program, own);
     if (by_example) {
       run(tasks, threads, [](void* context, int64_t task, int64_t thread) { static_cast<Run*>(context)->alone(task, thread); }, this);
     } else {
-      for (int64_t task = 0; task < tasks; ++task) together(task * examples, threads);
+      for (first = 0; first < call.batch; first += examples) together();
     }
+  }
+
+  // One thread takes a piece through steps, from one of them on.
+  void follow(const Piece& now, int64_t from, int64_t thread) {
+    for (int64_t step = from; step < program.count; ++step)
+      StepRun(now, step, scratch[thread]).places(0, now.items(step) * program.steps[step].positions);
   }
 
   // One thread takes some examples through all steps.
   void alone(int64_t task, int64_t thread) {
-    for (int64_t sample = 0; sample < call.samples; sample += samples) {
-      const Piece now = piece(slots[thread], task * examples, sample);
-      for (int64_t step = sample == 0 ? 0 : program.shared; step < program.count; ++step)
-        StepRun(now, step, scratch[thread]).places(0, now.items(step) * program.steps[step].positions);
-    }
+    for (int64_t sample = 0; sample < call.samples; sample += samples)
+      follow(piece(slots[thread], task * examples, sample), sample == 0 ? 0 : program.shared, thread);
   }
 
-  // All threads share the places of every step.
-  void together(int64_t first, int64_t threads) {
-    for (int64_t sample = 0; sample < call.samples; sample += samples) {
-      const Piece now = piece(slots[0], first, sample);
-      Team(now, scratch.data(), threads).work(sample == 0 ? 0 : program.shared, program.count);
+  // All threads share the places of every step; or of the shared steps, and then the samples.
+  void together() {
+    if (by_sample) {
+      Team(piece(slots[0], first, 0), scratch.data(), threads).work(0, program.shared);
+      const int64_t tasks = (call.samples + samples - 1) / samples;
+      run(tasks, threads, [](void* context, int64_t task, int64_t thread) {
+        Run& all = *static_cast<Run*>(context);
+        all.follow(all.piece(all.slots[thread], all.first, task * all.samples), all.program.shared, thread);
+      }, this);
+      return;
     }
+    for (int64_t sample = 0; sample < call.samples; sample += samples)
+      Team(piece(slots[0], first, sample), scratch.data(), threads).work(sample == 0 ? 0 : program.shared, program.count);
   }
 };
 

@@ -106,6 +106,7 @@ class DataSource:
     class_names: tuple[str, ...] = ()
 
 
+# The data sets by their names on the command line.
 SOURCES: dict[str, DataSource] = {
     "digits": DataSource(lambda folder, side, seed: digits(), False, "digits", "shift", inputs="pixels of 0 to 16, / 8 - 1"),
     "toy": DataSource(lambda folder, side, seed: toy(seed=seed), False, "5-5-5", "none", inputs="coordinates as they are"),

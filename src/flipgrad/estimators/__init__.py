@@ -11,6 +11,7 @@ from flipgrad.estimators.concrete import Concrete
 from flipgrad.estimators.disarm import DisARM
 from flipgrad.estimators.double_cv import DoubleCV
 from flipgrad.estimators.exact import Exact
+from flipgrad.estimators.flip_cv import FlipCV
 from flipgrad.estimators.gumbel_rao import GumbelRao
 from flipgrad.estimators.hard_st import HardST
 from flipgrad.estimators.leg import LEG
@@ -37,6 +38,7 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     "disarm": DisARM,
     "double-cv": DoubleCV,
     "exact": Exact,
+    "flip-cv": FlipCV,
     "gumbel-rao": GumbelRao,
     "hard-st": HardST,
     "leg": LEG,
@@ -54,8 +56,8 @@ ESTIMATORS: dict[str, type[Estimator]] = {
 # fmt: off
 __all__ = [  # noqa: RUF022
     "ESTIMATORS", "Estimator", "LocalEstimator", "Path", "PathEstimator", "Variables",
-    "ADF", "ARM", "ARMS", "BitFlip", "Concrete", "DisARM", "DoubleCV", "Exact", "GumbelRao", "HardST", "LEG", "LocalReparam",
-    "MuProp", "PSA", "REBAR", "REINFORCE", "RELAX", "ST", "Tanh", "ZGR",
+    "ADF", "ARM", "ARMS", "BitFlip", "Concrete", "DisARM", "DoubleCV", "Exact", "FlipCV", "GumbelRao", "HardST", "LEG",
+    "LocalReparam", "MuProp", "PSA", "REBAR", "REINFORCE", "RELAX", "ST", "Tanh", "ZGR",
     "Baseline", "ConstantBaseline", "LearnedBaseline", "RunningBaseline",
 ]
 # fmt: on

@@ -240,7 +240,7 @@ class Variables:
         return self.path.replayed(self.k, states)
 
     def carry(self, direction: Tensor) -> Tensor:
-        """Of value 0, [B] or, of weights, [1]: its gradient in the :attr:`parameter` is the ``direction``."""
+        """Of value 0, [B] or, of weights, [1]: its gradient in the ``parameter`` is the ``direction``."""
         return ((self.parameter - self.a) * direction.detach()).flatten(1).sum(1)
 
 
@@ -356,6 +356,13 @@ def _no_weights(name: str, why: str) -> InputError:
 def _anew(call: LayerCall) -> Tensor:
     """The states of a layer, sampled."""
     return call.sample(call.affine(call.x))
+
+
+def straight_through(call: LayerCall, z: Tensor) -> Tensor:
+    """The states sampled with the noise ``z``, with the gradient of their mean."""
+    a = call.affine(call.x)
+    m = call.noise.mean_sign(a)
+    return sign(a.detach() - z) + (m - m.detach())
 
 
 def per_example(values: Tensor, like: Tensor) -> Tensor:

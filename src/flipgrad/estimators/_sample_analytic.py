@@ -61,6 +61,11 @@ class SampleAnalytic(LocalEstimator):
         self.tolerance = 0.0 if exact else tolerance
         # Not told by the tolerance: in compiled graphs nothing may depend on the value of a number.
         self.exact = exact
+        self._given_tolerance = tolerance
+
+    def argument(self, name: str) -> Any:
+        other = {"head": self.head_gradient, "tolerance": self._given_tolerance}
+        return other[name] if name in other else super().argument(name)
 
     @final
     def check_latent(self, depth: int, *, sampled: bool) -> None:

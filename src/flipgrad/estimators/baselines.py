@@ -165,6 +165,9 @@ class LearnedBaseline(Baseline):
 class BaselineEstimator(nn.Module, PathEstimator):
     """An estimator with an optional baseline, which is a module of it."""
 
+    # Not that of a module, which shows no arguments.
+    __repr__ = PathEstimator.__repr__
+
     def __init__(self, baseline: Baseline | None = None) -> None:
         super().__init__()
         if not (baseline is None or isinstance(baseline, Baseline)):

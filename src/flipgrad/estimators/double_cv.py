@@ -9,9 +9,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from flipgrad.contract import LayerCall
 from flipgrad.errors import InputError
-from flipgrad.estimators._paths import Path, per_example, value_and_slope
+from flipgrad.estimators._paths import Path, per_example, straight_through, value_and_slope
 from flipgrad.estimators._tuned import TunedEstimator
 from flipgrad.noise import sign
 
@@ -63,7 +62,7 @@ class DoubleCV(TunedEstimator):
         states = torch.stack([path.states[k], *new])
 
         def loss(x: Tensor) -> Tensor:
-            return path.continued_with_noise(k, x, _straight_through)
+            return path.continued_with_noise(k, x, straight_through)
 
         taylor = zip(*[value_and_slope(loss, x) for x in states], strict=True)
         f, slopes = (torch.stack(parts).detach() for parts in taylor)
@@ -73,10 +72,3 @@ class DoubleCV(TunedEstimator):
         advantage = total - (total.sum(0) - total) / others
         terms = [per_example(w, a) * noise.score(x, a) for w, x in zip(advantage, states, strict=True)]
         return torch.stack(terms).mean(0) - self.alpha * 2 * noise.pdf(a) * slopes.mean(0)
-
-
-def _straight_through(call: LayerCall, z: Tensor) -> Tensor:
-    """The states sampled with the noise ``z``, with the gradient of their mean."""
-    a = call.affine(call.x)
-    m = call.noise.mean_sign(a)
-    return sign(a.detach() - z) + (m - m.detach())

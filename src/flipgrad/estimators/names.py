@@ -15,6 +15,7 @@ WITH_NUMBER: dict[str, Callable[[str], float]] = {
     "arms": int,
     "concrete": float,
     "double-cv": int,
+    "flip-cv": int,
     "gumbel-rao": int,
     "rebar": float,
     "zgr": float,

@@ -5,6 +5,7 @@ models. NeurIPS 2017.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,11 @@ class REBAR(TunedEstimator):
         super().__init__()
         self.log_temperature = nn.Parameter(torch.tensor(math.log(positive(self, "temperature", temperature))))
         self.log_scale = nn.Parameter(torch.tensor(math.log(positive(self, "scale", scale))))
+
+    def argument(self, name: str) -> Any:
+        # As it is now: both are learned.
+        learned = {"temperature": self.log_temperature, "scale": self.log_scale}
+        return round(learned[name].exp().item(), 6) if name in learned else super().argument(name)
 
     def gradient(self, path: Path, k: int) -> Tensor:
         a, x, noise = path.a[k].detach(), path.states[k], path.noises[k]

@@ -44,7 +44,7 @@ def write_onnx(
     batch_size: int | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a plain module as an ONNX file: operators of the standard domain alone, of the version :data:`OPSET`.
+    """Write a plain module as an ONNX file: operators of the standard domain alone, of the version ``OPSET``.
 
     Its input ``inputs`` [batch, ...] becomes the output ``outputs`` [batch, K], the head's. That of a :class:`SampledNet` takes
     ``noise_1``, ``noise_2``, ... of all layers, too, and ``weight_noise_1``, ... where weights are drawn. Weights are stored as

@@ -9,7 +9,7 @@ With draws :math:`g_1, \dots, g_N` of an estimator and the reference g, lengths 
   of N draws holds the variance of the mean besides the squared bias. Products of the mean errors of different batches of
   draws do not: their average is an unbiased estimate of the squared bias.
 
-Confidence intervals are the jackknife's over :data:`BATCHES` batches.
+Confidence intervals are the jackknife's over ``BATCHES`` batches.
 """
 
 import math
@@ -43,11 +43,11 @@ class Accuracy:
         samples: the numbers M of draws in an estimate.
         rmse: the root mean squared error for every M.
         cosine_mean: of the estimate with the reference, for every M.
-        cosine_low, cosine_high: 70 % of the trials lie between them.
+        cosine_low: 70 % of the trials lie between it and ``cosine_high``.
         bias: the length of the estimate's mean error.
-        bias_low, bias_high: the ends of its confidence interval, 0 where it reaches 0.
+        bias_low: the lower end of its confidence interval, 0 where it reaches 0; ``bias_high`` is the upper end.
         std: the estimate's standard deviation with one draw.
-        std_low, std_high: the ends of its confidence interval.
+        std_low: the lower end of its confidence interval; ``std_high`` is the upper end.
     """
 
     name: str

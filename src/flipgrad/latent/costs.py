@@ -123,6 +123,12 @@ class ElboHead(CostHead):
             return torch.cat([logits, costs[:, None]], 1)
         return torch.cat([logits, (costs + bernoulli(self.prior, z[-1]))[:, None], z[0]], 1)
 
+    def besides(self) -> int:
+        """How many outputs come behind those of the decoder."""
+        if self.entropy == "sampled":
+            return 1 + self.stages[0].shapes[0].numel()
+        return int(len(self.stages) > 1)
+
     def split(self, states: Tensor) -> tuple[Tensor, ...]:
         """The states of every layer, [B, units] each."""
         parts: tuple[Tensor, ...] = states.split([self.stages[0].shapes[k].numel() for k in range(len(self.stages))], 1)
@@ -227,6 +233,9 @@ class Elbo(_BatchObjective):
 
     def losses(self, outputs: Tensor) -> Tensor:
         head, outcomes = self._head, self.targets.shape[1]
+        found = outputs.shape[-1] - head.besides()
+        if found != outcomes:
+            raise InputError(f"Variational: the data have {outcomes} values per example, the decoder gives {found} outputs")
         losses: Tensor = self.likelihood(outputs[..., :outcomes])
         if outputs.shape[-1] > outcomes:
             losses = losses + outputs[..., outcomes]

@@ -11,9 +11,9 @@ from torch import Generator, Tensor, nn
 from flipgrad.bounds import multi_sample_bound
 from flipgrad.contract import Batch, Estimator, LayerCall, Network, check_estimator
 from flipgrad.errors import InputError
-from flipgrad.guards import estimate, keeping_buffers
+from flipgrad.guards import estimate, has_hooks, keeping_buffers
 from flipgrad.latent.costs import Elbo, ElboHead, Entropy, Stage
-from flipgrad.layers import BinaryConv2d, BinaryLinear
+from flipgrad.layers import BinaryConv2d, BinaryLayer, BinaryLinear
 from flipgrad.network import StochasticModel, layers_by_number, noise_source
 from flipgrad.noise import Logistic, sign
 from flipgrad.objectives import AdditiveObjective, BernoulliLikelihood
@@ -76,7 +76,7 @@ class Variational(StochasticModel):
                 raise InputError(f"Variational({name}=...): give a list of modules, e.g. [fg.BinaryLinear(784, 200)]")
         self.encoder, self.decoder = nn.ModuleList(encoder), nn.ModuleList(decoder)
         self.likelihood, self.entropy = likelihood, entropy
-        self._check_decoder()
+        self._check_decoder(network(self.encoder, nn.Identity()).binary_layers)
         if prior is None or isinstance(prior, nn.Parameter):
             self.prior = nn.Parameter(self._zeros()) if prior is None else prior
         else:
@@ -93,6 +93,7 @@ class Variational(StochasticModel):
     def network(self, entropy: Entropy | None = None) -> Network:
         """What estimators evaluate. Made anew from the modules each time, so that replacing one is safe."""
         chain = network(self.encoder, nn.Identity())
+        self._check_decoder(chain.binary_layers)
         if chain.tail:
             raise InputError(f"Variational: {chain.tail[0]} behind the last latent layer; put it in front of the decoder")
         shapes: dict[int, torch.Size] = {}
@@ -112,7 +113,8 @@ class Variational(StochasticModel):
                     "fg.BinaryConv2d, with only reshaping or average pooling between them"
                 )
         head = ElboHead(tuple(self.decoder), self.prior, tuple(stages), entropy or self.entropy)
-        return Network(chain.real, tuple(stages), (), head)
+        front = (_Front(chain.real),) if chain.real else ()
+        return Network(front, tuple(stages), (), head)
 
     def objective(self, x: Tensor, net: Network) -> Elbo:
         """The objective of the data ``x`` for the outputs of ``net``, as :meth:`network` gives it."""
@@ -149,7 +151,9 @@ class Variational(StochasticModel):
         """
         if estimator is not None:
             check_estimator(estimator)
-        net = _with_front_once(self.network())
+        if torch.is_autocast_enabled(x.device.type):
+            raise InputError("Variational: costs are differences of logarithms, which need more digits than autocast leaves")
+        net = self.network()
         rule = estimator or net.default_estimator()
         check_latent(rule, net)
         draw = noise_source(net, generator, noise)
@@ -176,7 +180,7 @@ class Variational(StochasticModel):
 
     def _sampled_losses(self, x: Tensor, draw: Draw) -> Tensor:
         """log q(z | x) - log p(x, z) of one draw, [B]."""
-        net = _with_front_once(self.network("sampled"))
+        net = self.network("sampled")
         objective = self.objective(x, net)
         return objective(net.outputs(net.run(net.front(x), _sampled, draw)))
 
@@ -214,18 +218,18 @@ class Variational(StochasticModel):
             )
         return objective
 
-    def _check_decoder(self) -> None:
-        layers = network(self.encoder, nn.Identity()).binary_layers
+    def _check_decoder(self, layers: list[BinaryLayer]) -> None:
         if len(self.decoder) != len(layers):
             raise InputError(
                 f"Variational: {len(self.decoder)} modules in the decoder for {len(layers)} latent layers; give one each, and "
                 "put several of the first in an nn.Sequential"
             )
         for k, module in enumerate(self.decoder[1:], 2):
-            if type(module) is not nn.Linear:
+            if type(module) is not nn.Linear or has_hooks(module):
+                hooked = " with hooks" if has_hooks(module) else ""
                 raise InputError(
-                    f"Variational: module {k} of the decoder is {type(module).__name__}; those that generate latents are "
-                    "nn.Linear, only the first may be any module"
+                    f"Variational: module {k} of the decoder is {type(module).__name__}{hooked}; those that generate latents "
+                    "are nn.Linear and nothing besides, only the first may be any module"
                 )
             for layer, size, number in ((layers[k - 1], module.in_features, k), (layers[k - 2], module.out_features, k - 1)):
                 if isinstance(layer, BinaryLinear) and layer.out_features != size:
@@ -253,7 +257,7 @@ def check_latent(estimator: Estimator, net: Network) -> None:
 
 
 class _Front(nn.Module):
-    """The real-valued modules in front, evaluated once for the same batch."""
+    """The real-valued modules in front, evaluated once for the same batch: they may draw, or keep statistics."""
 
     def __init__(self, modules: tuple[nn.Module, ...]) -> None:
         super().__init__()
@@ -264,12 +268,6 @@ class _Front(nn.Module):
         if self._known is None or self._known[0] is not x:
             self._known = x, self.inner(x)
         return self._known[1]
-
-
-def _with_front_once(net: Network) -> Network:
-    if not net.real:
-        return net
-    return Network((_Front(net.real),), net.steps, net.tail, net.head)
 
 
 def _check_layer(layer: BinaryLinear | BinaryConv2d) -> None:

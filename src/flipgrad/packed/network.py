@@ -93,6 +93,10 @@ class Facts:
 class PackedNetwork:
     """A network in bits, ready to run: ``net(x)`` and ``net(x, samples=10, seed=0)``.
 
+    Parts that do not fit together are refused, and so are those whose evaluation would take memory that the network's size
+    does not explain: no array of one example, padding included, may have more than 256 numbers for every number of the input
+    and byte of the arrays, nor more than 2^25.
+
     Args:
         program: the parts.
         inputs: the shape of one example.
@@ -135,7 +139,7 @@ class PackedNetwork:
 
     @property
     def engine(self) -> Engine:
-        """What evaluates it: "compiled" or "numpy"."""
+        """What evaluates it, "compiled" or "numpy"."""
         return "numpy" if self._compiled is None else "compiled"
 
     @engine.setter
@@ -166,7 +170,7 @@ class PackedNetwork:
         return means
 
     def members(self, x: ArrayLike, samples: int, seed: int = 0) -> NDArray[np.float32]:
-        """The outputs [samples, B, K] of members of the ensemble, each a draw of all units; see :meth:`__call__`."""
+        """The outputs [samples, B, K] of members of the ensemble, each a draw of all units, which ``samples=`` averages."""
         return self._evaluate(x, _whole("samples", samples, 1, MOST_SAMPLES), seed)
 
     def save(self, path: Path | str) -> int:

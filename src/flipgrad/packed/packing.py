@@ -161,6 +161,9 @@ class _Packer:
 
     def folded(self, layer: Any, bound: int, factor: float) -> tuple[Array, Array]:
         """The scale and the shift of a binary layer, with which integers are decided as PyTorch decides them."""
+        if layer.norm is not None:
+            # Refuses one without statistics.
+            scale_and_shift(layer.norm)
         affine = layer.affine()
         scale = affine.scale.detach().cpu()
         shift = torch.zeros_like(scale) if affine.bias is None else affine.bias.detach().cpu()

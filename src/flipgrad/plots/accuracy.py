@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import atan2, degrees, floor, log10
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ from matplotlib.transforms import offset_copy
 
 from flipgrad.errors import InputError
 from flipgrad.plots.labels import Ends, label_ends, note, place
-from flipgrad.plots.loading import Count, Natural, NotNegative, Range, load
+from flipgrad.plots.loading import Count, Natural, NotNegative, Range, build, load
 from flipgrad.plots.style import BAND, GREY, SCORE, TINY, defaults, grid, legend, log_ticks, ordered, plain, style_of
 
 # A relative error below this is the rounding of float32: it is drawn as none.
@@ -28,11 +28,18 @@ ROUNDING = 1e-6
 Cosine = Annotated[float, Range("from -1 to 1", -1, 1)]
 
 
+class Measured(Protocol):
+    """A result as it was measured, :class:`flipgrad.gradeval.Result`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What its file would hold."""
+
+
 @dataclass(frozen=True)
 class Panel:
-    """What one panel of a figure shows: a layer ("layer 1", "head", "all") of a result file, under a title."""
+    """What one panel of a figure shows: a layer ("layer 1", "head", "all") of a result or its file, under a title."""
 
-    result: Path
+    result: Path | Measured
     layer: str
     title: str
 
@@ -124,10 +131,18 @@ class LayerResult:
     reference: Reference | None
 
 
-def layers(path: Path) -> list[str]:
-    """The layers in a result file, as :class:`Panel` calls them: those of its first estimator."""
-    first = next(iter(_load(path).estimators.values()))
+def layers(result: Path | Measured) -> list[str]:
+    """The layers in a result or its file, as :class:`Panel` calls them: those of its first estimator."""
+    first = next(iter(_load(result).estimators.values()))
     return [layer.name for layer in first.layers]
+
+
+def panels_of(shown: Sequence[Panel] | Path | Measured) -> Sequence[Panel]:
+    """The panels of a figure; of a result or its file alone, one for every hidden layer."""
+    if isinstance(shown, Sequence):
+        return shown
+    names = [name for name in layers(shown) if name.startswith("layer ")]
+    return [Panel(shown, name, name) for name in names or layers(shown)]
 
 
 def read_all(panels: Sequence[Panel], estimators: Sequence[str] | None = None) -> list[LayerResult]:
@@ -138,7 +153,7 @@ def read_all(panels: Sequence[Panel], estimators: Sequence[str] | None = None) -
     known = {name for result in results for name in result.estimators}
     chosen = known if estimators is None else set(estimators)
     if not chosen or not chosen <= known:
-        files = ", ".join(dict.fromkeys(str(panel.result) for panel in panels))
+        files = ", ".join(dict.fromkeys(_called(panel.result) for panel in panels))
         strange = ", ".join(sorted(chosen - known)) or "an empty list"
         raise InputError(f"estimators: {strange} is not in {files}; choose from {', '.join(ordered(known))}")
     return [
@@ -146,9 +161,9 @@ def read_all(panels: Sequence[Panel], estimators: Sequence[str] | None = None) -
     ]
 
 
-def read(path: Path, layer: str) -> LayerResult:
-    """Read one layer of a result file, or raise an `InputError` that names the file and what to do."""
-    file = _load(path)
+def read(source: Path | Measured, layer: str) -> LayerResult:
+    """Read one layer of a result or its file, or raise an `InputError` that names the file and what to do."""
+    file, path = _load(source), _called(source)
     estimators = {
         name: replace(_named(layer, estimator.layers, f"{path}: estimator {name!r}"), unbiased=estimator.unbiased)
         for name, estimator in file.estimators.items()
@@ -159,9 +174,17 @@ def read(path: Path, layer: str) -> LayerResult:
     return LayerResult(estimators, replace(file.reference, error=error))
 
 
-def _load(path: Path) -> ResultFile:
+def _called(source: Path | Measured) -> str:
+    return str(source) if isinstance(source, Path) else "the result"
+
+
+def _load(source: Path | Measured) -> ResultFile:
     missing, broken = "run the evaluation that writes it, or correct the path", "run the evaluation again to rewrite it"
-    return load(path, ResultFile, missing=missing, broken=broken)
+    if isinstance(source, Path):
+        return load(source, ResultFile, missing=missing, broken=broken)
+    if not hasattr(source, "to_dict"):
+        raise InputError(f"result: expected what fg.gradeval.evaluate gives, or a pathlib.Path, got {type(source).__name__}")
+    return build(ResultFile, source.to_dict(), where="the result", fix="run the evaluation again")
 
 
 def _named(name: str, layers: Sequence[Any], where: str) -> Any:
@@ -172,8 +195,11 @@ def _named(name: str, layers: Sequence[Any], where: str) -> Any:
 
 
 @defaults()
-def rmse_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None = None, title: str = "") -> Figure:
+def rmse_figure(
+    panels: Sequence[Panel] | Path | Measured, *, estimators: Sequence[str] | None = None, title: str = ""
+) -> Figure:
     """Relative root mean squared errors over the number of samples, log-log, and the slope of unbiased estimators."""
+    panels = panels_of(panels)
     results = read_all(panels, estimators)
     drawn = [{name: m for name, m in result.estimators.items() if max(m.rmse) > ROUNDING} for result in results]
     errors = [value for shown in drawn for m in shown.values() for value in m.rmse if value > ROUNDING] or [1.0]
@@ -201,8 +227,11 @@ def rmse_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None = N
 
 
 @defaults()
-def cosine_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None = None, title: str = "") -> Figure:
+def cosine_figure(
+    panels: Sequence[Panel] | Path | Measured, *, estimators: Sequence[str] | None = None, title: str = ""
+) -> Figure:
     """Cosines to the true gradient over the number of samples: the mean as a line, the interval of most trials shaded."""
+    panels = panels_of(panels)
     results = read_all(panels, estimators)
     drawn = [result.estimators for result in results]
     least = min(min(m.cosine_low + m.cosine_mean) for shown in drawn for m in shown.values())

@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flipgrad.plots.accuracy import ROUNDING, LayerResult, Measurement, Panel, Reference, read_all
+from flipgrad.plots.accuracy import ROUNDING, LayerResult, Measured, Measurement, Panel, Reference, panels_of, read_all
 from flipgrad.plots.labels import Box, Spot, label_spots, note, text_width, write
 from flipgrad.plots.style import BAND, GREY, PALE, Style, defaults, fit, grid, legend, log_ticks, plain, style_of
 
@@ -50,8 +51,11 @@ class Span:
 
 
 @defaults()
-def bias_and_spread_figure(panels: Sequence[Panel], *, estimators: Sequence[str] | None = None, title: str = "") -> Figure:
+def bias_and_spread_figure(
+    panels: Sequence[Panel] | Path | Measured, *, estimators: Sequence[str] | None = None, title: str = ""
+) -> Figure:
     """Each estimator at its standard deviation and bias; what cannot be told from zero has a zone of its own on each axis."""
+    panels = panels_of(panels)
     results = read_all(panels, estimators)
     everything = [measured for result in results for measured in result.estimators.values()]
     random = [(m.std, m.std_low, m.std_high) for m in everything if m.std > ROUNDING]

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import getdoc
 from io import BytesIO
 from math import inf
 from pathlib import Path
@@ -86,6 +87,7 @@ _TABLE: tuple[tuple[str, str, str, tuple[float, ...], float], ...] = (
     ("REBAR", "#1F6E8C", "<", CONTROL, OTHER),
     ("RELAX", "#3D95C4", ">", CONTROL, OTHER),
     ("DoubleCV", "#5477A8", "p", CONTROL, OTHER),
+    ("FlipCV", "#0B7A75", "h", CONTROL, OTHER),
     ("Exact", "#000000", "*", DOTTED, OTHER),
     ("PSA auto", "#E0218A", "$A$", SOLID, OTHER),
     ("PSA posterior", "#C2187A", "*", SOLID, OTHER),
@@ -240,5 +242,5 @@ def saved(draw: Callable[Concatenate[Source, Options], Figure]) -> Callable[Conc
     def draw_and_save(source: Source, output: Path, /, *args: Options.args, **options: Options.kwargs) -> list[Path]:
         return save(draw(source, *args, **options), output)
 
-    draw_and_save.__doc__ = f"{draw.__doc__} Saved as ``output``.png and .pdf."
+    draw_and_save.__doc__ = f"{getdoc(draw)}\n\nSaved as ``output``.png and .pdf."
     return draw_and_save

@@ -33,6 +33,7 @@ class Scale:
     epochs: tuple[int, int, int]
 
 
+# The sizes of experiments by name.
 SCALES = {
     "smoke": Scale(100, (1, 2, 3)),
     "small": Scale(1000, (1, 100, 2000)),

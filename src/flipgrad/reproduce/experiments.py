@@ -26,6 +26,7 @@ ALL = [
     *(timing.running_times, accuracy.every_estimator, toy.toy_training, toy.toy_example, learning.cifar, learning.muprop),
     *(beyond.averaging, weights.weights, vae.vae),
 ]
+# The experiments by name.
 EXPERIMENTS = {experiment.name: experiment for experiment in ALL}
 PAGE = "report.html"
 # Seconds of the probe on the machine where the costs of experiments were recorded.

@@ -2,6 +2,7 @@
 
 from flipgrad.errors import DivergenceError
 from flipgrad.training.config import TrainConfig, load_data, make_net
+from flipgrad.training.elbo import ElboRun, elbo_data, load_model, make_model
 from flipgrad.training.ensembles import Ensembles, EnsembleSize, measure_ensembles
 from flipgrad.training.loop import automatic_rate, train
 from flipgrad.training.metrics import Evaluation, evaluate
@@ -24,6 +25,7 @@ __all__ = [
     "MODELS",
     "Checkpoint",
     "DivergenceError",
+    "ElboRun",
     "EnsembleSize",
     "Ensembles",
     "Evaluation",
@@ -37,10 +39,13 @@ __all__ = [
     "cifar_net",
     "connect",
     "digits_net",
+    "elbo_data",
     "evaluate",
     "fully_connected",
     "load_data",
+    "load_model",
     "load_run",
+    "make_model",
     "make_net",
     "measure_ensembles",
     "mnist_net",

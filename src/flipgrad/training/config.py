@@ -24,11 +24,17 @@ from flipgrad.guards import keeping_buffers
 from flipgrad.network import BinaryNetwork, layers_with_binary_weights
 from flipgrad.noise import NOISES, Noise, noise_by_name
 from flipgrad.objectives import CrossEntropy
+from flipgrad.training.latents import DEPTHS
 from flipgrad.training.models import MODELS, NORMS, WEIGHTS, NormName, model
 from flipgrad.user_code import call_user_function, check_runs, is_user_function
 
 # What is wanted is found by the run itself: the data set's own choice, or a search.
 AUTO = "auto"
+# Options that say nothing to a latent-variable model.
+ELBO_IGNORES = (
+    *("image_size", "norm", "noise", "weights", "weight_noise", "label_smoothing", "samples", "draws", "schedule", "warmup"),
+    *("weight_decay", "device", "precision", "eval_train"),
+)
 # What is minimised, by name: losses [B] of a batch from some draws.
 LOSSES: dict[str, Callable[..., Tensor]] = {"expected": mean_losses, "bound": bound_losses}
 # Binary weights are signs, and not drawn.
@@ -112,7 +118,12 @@ class TrainConfig:
     label_smoothing: float = _option(
         0.0, METHOD, "Share of every label that is spread evenly over all classes while training, e.g. 0.1."
     )
-    objective: str = _choice(METHOD, "What to minimise: the expected loss, or the multi-sample bound.", "expected", "bound")
+    objective: str = _choice(
+        METHOD,
+        "What to minimise: the expected loss, the multi-sample bound, or, for a latent-variable model of grey images, the "
+        f"negative elbo; that has the models {', '.join(DEPTHS)}.",
+        *("expected", "bound", "elbo"),
+    )
     samples: int = _option(1, METHOD, "Draws of all noises per update.", least=1)
     draws: str = _choice(
         METHOD, "independent, or antithetic: pairs with opposite noise, less variance.", "independent", "antithetic"
@@ -175,7 +186,22 @@ class TrainConfig:
         self._check_objective()
         check_device(self.device)
 
+    def _check_elbo(self) -> None:
+        """Refuse what a latent-variable model would ignore."""
+        if self.model != AUTO and self.model not in DEPTHS:
+            raise InputError(f"model {brief(self.model)}: with the objective elbo choose {', '.join((AUTO, *DEPTHS))}")
+        if self.lr == AUTO or self.optimizer != "adam":
+            raise InputError("the objective elbo is trained by Adam at a given rate: give --optimizer adam and --lr, e.g. 1e-3")
+        for name in ELBO_IGNORES:
+            if getattr(self, name) != getattr(TrainConfig, name):
+                option = "--" + name.replace("_", "-")
+                raise InputError(f"{name} is not for the objective elbo: leave {option} out")
+        if augmentation(self) != "none":
+            raise InputError("augment is not for the objective elbo: give --augment none")
+
     def _check_objective(self) -> None:
+        if self.objective == "elbo":
+            self._check_elbo()
         if self.objective == "bound" and self.samples < 2:
             raise InputError("the bound of one sample is the expected loss; give more, e.g. --samples 5")
         if self.objective == "bound" and self.label_smoothing:
@@ -280,6 +306,11 @@ def make_net(config: TrainConfig, data: DataSet) -> BinaryNetwork:
     A function that ``config.model`` names is imported and called: :func:`flipgrad.training.read_config` returns no such
     configuration from a file unless the caller names the function, too.
     """
+    if config.objective == "elbo":
+        raise InputError(
+            "the run is of a latent-variable model, objective elbo, and not of a network: its numbers are in summary.json and "
+            "report.html; in Python flipgrad.training.load_model reads it"
+        )
     name = SOURCES[config.data].model if config.model == AUTO else config.model
     if name is None:
         raise InputError(f"there is no network for '{config.data}': give --model, e.g. 200-200 or package.module:function")

@@ -80,7 +80,7 @@ def measure_ensembles(
         net: its head gives the outputs of at least two classes.
         split: what to predict.
         samples: the size whose confidence is looked at, beside 1 and the deterministic network.
-        sizes: draws per prediction; by default :func:`usual_sizes`.
+        sizes: draws per prediction; by default :func:`flipgrad.training.ensembles.usual_sizes`.
         generator: the source of randomness.
         batch_size: examples evaluated at once.
 

@@ -171,13 +171,10 @@ class Trainer:
         """Evaluate the network and begin the next epoch.
 
         Returns:
-            The epoch's metrics: ``objective`` is the running mean of the method's own objective, ``gradient_norm`` the root
-            mean square over updates of each layer's gradient norm, ``changed_signs`` the share of each layer's binary weights
-            whose sign (if drawn, the likelier one) is another than when the epoch began; ``training`` is from training images,
-            if so configured; the rest is from the validation images, or the test images where there are none.
-
-        Raises:
-            DivergenceError: if a weight or the loss is not finite, or the loss has exploded.
+            The epoch's metrics. Of these ``objective`` is the running mean of the method's own objective, ``gradient_norm`` the
+            root mean square over updates of each layer's gradient norm, ``changed_signs`` the share of each layer's binary
+            weights whose sign (if drawn, the likelier one) is another than when the epoch began; ``training`` is from training
+            images, if so configured; the rest is from the validation images, or the test images where there are none.
         """
         self._check_sums()
         self.check_weights()

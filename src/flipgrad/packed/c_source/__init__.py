@@ -7,7 +7,7 @@
 >>> sorted(code.files())
 ['tiny.c', 'tiny.h']
 >>> code.flash, code.ram
-(88, 12)
+(88, 8)
 """
 
 from __future__ import annotations
@@ -37,11 +37,6 @@ __all__ = ["Code", "Numbers", "Size", "Stream", "to_c"]
 
 # Examples that are looked at for the ranges of fixed point.
 MOST_EXAMPLES = 256
-# Words that are no names of functions.
-RESERVED = frozenset(
-    "auto break case char const continue default do double else enum extern float for goto if inline int long register restrict "
-    "return short signed sizeof static struct switch typedef union unsigned void volatile while main".split()
-)
 COMPILERS = ("cc", "gcc", "clang")
 
 
@@ -132,8 +127,8 @@ def to_c(
     Raises:
         InputError: if something in it has no code: what, and the way out.
     """
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,40}", name) or name in RESERVED:
-        raise InputError(f"name={name!r:.60}: give a name of C, letters and digits, e.g. 'net'")
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,40}", name):
+        raise InputError(f"the name {name!r:.60} is none of C: give one of letters, digits and underscores, e.g. 'net'")
     for what, value, known in (
         ("numbers", numbers, ("float", "double", "fixed")),
         ("stream", stream, ("int16", "int32", "real")),

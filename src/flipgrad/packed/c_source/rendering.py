@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, partial
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -269,12 +269,13 @@ class _Page:
             text = templates()[function.template].text
             text = text.replace("STORED(row[c])", function.words.get("STORED(row[c])", ""))
             words = {**mathematics, **function.words, function.template: function.name}
-            yield re.sub(r"\b[A-Za-z_0-9]+\b", lambda found, words=words: words.get(found[0], found[0]), text)
+            words.pop("STORED(row[c])", None)
+            yield re.sub(rf"\b({'|'.join(words)})\b", partial(_word, words), text)
 
     def arrays(self) -> Iterator[str]:
         """The constants."""
-        for name, values in self.compiler.layers.items():
-            yield f"static const layer {name} = {{{', '.join(map(str, values))}}};"
+        for name, geometry in self.compiler.layers.items():
+            yield f"static const layer {name} = {{{', '.join(map(str, geometry))}}};"
         for name, (ctype, values) in self.constants.items():
             yield f"static const {ctype} {name}[{values.size}] = {{"
             yield from _lines(_numbers(ctype if ctype != "real" else self.real, values.reshape(-1)))
@@ -441,6 +442,10 @@ class _Page:
             "",
         ]
         return "\n".join(lines)
+
+
+def _word(words: Mapping[str, str], found: re.Match[str]) -> str:
+    return words[found[0]]
 
 
 def _numbers(ctype: str, values: Array) -> Iterable[str]:

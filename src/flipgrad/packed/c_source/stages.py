@@ -1,14 +1,15 @@
 """A packed network as stages of C code: what each reads, computes for a pixel, and stores.
 
 All values are images [H][W][C]. A stage loops over the pixels of its result: one function of ``functions.c`` gives a pixel's
-numbers, a row [C], others change the row, and the last stores it. So only what other pixels need is ever stored. A row is of real
-numbers, or of whole numbers and parts that are pending, which tell what these mean; a threshold, a table of probabilities or a
-multiplication in fixed point takes the place of these parts.
+numbers, a row [C], others change the row, and the last stores it. So only what other pixels need is ever stored. A row is of
+real numbers, or of whole numbers and parts that are pending, which tell what these mean; a threshold, a table of probabilities
+or a multiplication in fixed point takes the place of these parts.
 """
 
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, final
@@ -141,11 +142,14 @@ class Compiler:
 
     def constant(self, what: str, ctype: str, values: Array) -> str:
         """The name of a constant array of the code."""
-        name = f"{what}_{len(self.stages)}"
-        while name in self.constants:
-            name += "b"
+        name = self._unused(what, self.constants)
         self.constants[name] = (ctype, values)
         return name
+
+    def _unused(self, what: str, names: Mapping[str, Any]) -> str:
+        """A name with the number of the stage, and if need be a letter."""
+        name = f"{what}_{len(self.stages)}"
+        return next(f"{name}{letter}" for letter in ("", *string.ascii_lowercase) if name + letter not in names)
 
     def layer(self, source: Value, outputs: Value, kernel: tuple[int, ...], **geometry: Any) -> str:
         """The name of a constant that holds a layer's geometry."""
@@ -153,7 +157,7 @@ class Compiler:
         stride, dilation = geometry.get("stride", (1, 1)), geometry.get("dilation", (1, 1))
         left, _, top, _ = geometry.get("padding", (0, 0, 0, 0))
         shape = (height, width, source.shape[0], out_width, outputs.shape[0], *kernel, *stride, top, left, *dilation)
-        name = f"layer_{len(self.stages)}"
+        name = self._unused("layer", self.layers)
         self.layers[name] = (*shape, geometry.get("groups", 1), geometry.get("around", 0), geometry.get("mode", 0))
         return f"&{name}"
 
@@ -305,8 +309,8 @@ class Compiler:
             row.lines.append(f"{self.function('clip', 'fixed', whole=True)}(sums, {n}, {ends[0]}, {ends[1]});")
         else:
             raise InputError(
-                f"activation {part.function!r} has no code in fixed point: use numbers='float' and stream='real' (--numbers float "
-                "--stream real), or ReLU, PReLU or Hardtanh in the network"
+                f"activation {part.function!r} has no code in fixed point: use numbers='float' and stream='real' "
+                "(--numbers float --stream real), or ReLU, PReLU or Hardtanh in the network"
             )
 
     def apply_real(self, part: Part, row: Row) -> None:
@@ -365,8 +369,8 @@ class Compiler:
         call = self.function("convolve", source.form, whole=whole, name=name)
         row = Row(value, whole, given.drawn, [source], [])
         if whole:
-            self._fixed_weights(part, row, ordered, source, largest)
-            row.lines.append(f"{call}(sums, {source.address}, {layer}, weight_{len(self.stages)}, i);")
+            constant = self._fixed_weights(part, row, ordered, source, largest)
+            row.lines.append(f"{call}(sums, {source.address}, {layer}, {constant}, i);")
             return self.wider(row)
         constant = self.constant("weight", "float", ordered)
         row.lines.append(f"{call}(row, {source.address}, {layer}, {constant}, i);")
@@ -392,7 +396,8 @@ class Compiler:
 
     def _fixed_weights(
         self, part: parts.Linear | parts.Convolution, row: Row, ordered: Array, source: Stored, largest: int
-    ) -> None:
+    ) -> str:
+        """The name of quantised weights, whose units are pending."""
         weights, fractions = quantised(ordered, largest)
         name = self.constant("weight", "int16_t", weights)
         row.pending = [parts.Affine(np.float32(2.0) ** -(fractions + source.fraction).astype(np.float32), part.bias)]
@@ -402,6 +407,7 @@ class Compiler:
             self.constants[name] = ("int16_t", weights * turned.astype(np.int16)[:, None, None, None])
 
         row.flip = flip
+        return name
 
     def sums(self, part: parts.Sums, given: Stored | Row, later: bool) -> Row:
         """Binary weights: counts of equal and of different bits."""
@@ -698,10 +704,13 @@ class Compiler:
         stream = signs and self.stream != "real" and not (isinstance(given, Stored) and given.form in ("bits", "fixed"))
         source = self.stored(given, True, "fixed" if stream else None)
         last = max((number for number, branch in enumerate(part.branches) if branch), default=0)
-        found = [self.chain(branch, source, later) for branch in part.branches[: last + 1]]
-        others = [each if isinstance(each, Stored) else self.stored(each, later) for each in found[:-1]]
+        others = []
+        for branch in part.branches[:last]:
+            found = self.chain(branch, source, later)
+            others.append(found if isinstance(found, Stored) else self.stored(found, later))
         others += [source] * (len(part.branches) - last - 1)
-        row = self.row(found[-1])
+        # The last chain that computes something stays a row, to which the others are added.
+        row = self.row(self.chain(part.branches[last], source, later))
         row.drawn = row.drawn or any(each.drawn for each in others)
         row.magnitude = None if self.ranges is None else self.ranges[id(part)]
         return self._added(part, row, others, value, later)

@@ -189,7 +189,7 @@ def rises(part: Part) -> bool:
 
 
 def weight_words(weights: Array, groups: int) -> Array:
-    """Weights ±1 [outputs, C / groups, rows, columns] as words: for every output and place those that hold its group's channels."""
+    """Weights ±1 [outputs, C / groups, rows, columns] as words: for every output and place those of its group's channels."""
     outputs, channels, rows, columns = weights.shape
     found = []
     for group in range(groups):
@@ -210,7 +210,7 @@ def flag_words(flags: Array) -> Array:
 
 
 def quantised(weights: Array, largest_input: int) -> tuple[Array, Array]:
-    """Weights [outputs, ...] as int16, and the bits of the fraction of every output: no sum of products is beyond ``LARGEST``."""
+    """Weights [outputs, ...] as int16, and bits of the fraction of every output: no sum of products is beyond ``LARGEST``."""
     flat = np.abs(weights.astype(np.float64)).reshape(len(weights), -1)
     fractions = np.zeros(len(weights), np.int64)
     for output, row in enumerate(flat):

@@ -1,0 +1,140 @@
+"""The site: its code runs, the reference has every public name, and it builds without a warning where Sphinx is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+import flipgrad
+
+DOCS = Path(__file__).parents[2] / "docs"
+# What is generated, or holds results.
+NOT_WRITTEN = {"build", "reference", "results", "tutorials"}
+PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in NOT_WRITTEN)
+BLOCKS = [
+    (page.relative_to(DOCS), number, code)
+    for page in PAGES
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL), 1)
+]
+LESSONS = sorted((DOCS / "lessons").glob("lesson_*.py"))
+# What a lesson does many times it does a few times here.
+FEW = {"EPOCHS": 1, "UPDATES": 25, "SAMPLES": 200}
+
+# In one process: matplotlib's figures are shared.
+pytestmark = pytest.mark.xdist_group("site")
+
+
+@pytest.fixture(scope="module")
+def site_pages():
+    spec = importlib.util.spec_from_file_location("site_pages", DOCS / "site_pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("page", "number", "code"), BLOCKS, ids=[f"{page}-{number}" for page, number, _ in BLOCKS])
+def test_every_block_of_python_runs(page, number, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    exec(compile(code, f"{page}, block {number}", "exec"), {})
+
+
+def test_there_are_eight_lessons():
+    assert [int(lesson.stem.split("_")[1]) for lesson in LESSONS] == list(range(1, 9))
+
+
+# Torch's tensors, as matplotlib asks for them.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("lesson", LESSONS, ids=[lesson.stem for lesson in LESSONS])
+def test_every_lesson_runs(lesson, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = lesson.read_text(encoding="utf-8")
+    for name, few in FEW.items():
+        code = re.sub(rf"(?m)^{name} = \d+$", f"{name} = {few}", code)
+    with mpl.rc_context({"backend": "agg"}):
+        plt.switch_backend("agg")
+        exec(compile(code, lesson.name, "exec"), {"__name__": "lesson"})
+        plt.close("all")
+
+
+def test_the_reference_has_every_public_name(site_pages):
+    text = "\n".join(site_pages.reference().values())
+    documented = set(re.findall(r"^\.\. (?:auto\w+|data):: flipgrad\.(\S+)$", text, re.MULTILINE))
+    modules = [name for name in flipgrad.__all__ if name not in flipgrad._HOMES and name != "InputError"]
+    missing = [name for name in flipgrad.__all__ if name not in documented]
+    for module in {*modules, *site_pages.MODULES}:
+        if site_pages.exists(module):
+            names = site_pages.public_names(import_module(f"flipgrad.{module}"))
+            missing += [f"{module}.{name}" for name in names if not {name, f"{module}.{name}"} & documented]
+    assert missing == []
+
+
+def test_every_module_is_in_the_reference_or_inside(site_pages):
+    found = {module.name for module in pkgutil.iter_modules(flipgrad.__path__) if not module.name.startswith("_")}
+    assert found <= set(site_pages.MODULES) | site_pages.INSIDE
+
+
+def test_every_public_name_has_a_docstring(site_pages):
+    for name in flipgrad.__all__:
+        assert getattr(flipgrad, name).__doc__, name
+
+
+def test_the_papers_page_has_every_result(site_pages):
+    text = site_pages.paper(DOCS / "results")
+    for path in (DOCS / "results").glob("*.json"):
+        assert f"results/{path.stem}.md" in text
+        assert f"flipgrad reproduce {path.stem} " in text
+
+
+def test_the_table_of_noises_is_that_of_the_measurements(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "measure"))
+    table = import_module("noise_scales").table(DOCS / "measure" / "noise_scales.json")
+    assert table in (DOCS / "choose" / "noise.md").read_text(encoding="utf-8")
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            target = (page.parent / link).resolve()
+            generated = (
+                target.relative_to(DOCS).parts[0] in NOT_WRITTEN | {"paper.md"} if target.is_relative_to(DOCS) else False
+            )
+            assert link.startswith("https://") or generated or target.exists(), f"{page}: {link}"
+            if generated and "lesson_" in link:
+                assert (DOCS / "lessons" / f"{target.name}.py").exists(), f"{page}: {link}"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    if importlib.util.find_spec("sphinx") is None:
+        pytest.skip("needs Sphinx: pip install 'flipgrad[docs]', or make docs")
+    source = shutil.copytree(DOCS, tmp_path / "clone" / "docs", ignore=shutil.ignore_patterns("build", "tutorials"))
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"):
+        shutil.copy(DOCS.parent / name, source.parent)
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-n",
+        "-q",
+        "-b",
+        "html",
+        str(source),
+        str(tmp_path / "html"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "html" / "_static" / "mathjax" / "tex-chtml.js").is_file()
