@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -49,7 +49,38 @@ class _BatchObjective(ABC):
         return type(self)(self.targets[index])
 
 
-class AdditiveObjective(_BatchObjective):
+class LinearHeadObjective(_BatchObjective):
+    """An objective whose losses at flips of the units behind a linear head are known without evaluating them there."""
+
+    @abstractmethod
+    def at_flips(
+        self,
+        x: Tensor,
+        outputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        opposite: Tensor | None,
+        *,
+        flip: bool,
+        tolerance: float,
+    ) -> HeadFlips | None:
+        """What is known of the flips of states ``x`` [B, n], whose ``outputs`` [B, K] are by this ``weight`` [K, n].
+
+        With the probabilities ``opposite`` [B, n] of the states other than ``x`` the gradient in ``weight`` and ``bias`` is
+        averaged; with ``flip`` the discrete derivative is wanted, to a relative L2 error ``tolerance``. None where the losses
+        must be evaluated at flips.
+        """
+
+
+@final
+class HeadFlips(NamedTuple):
+    """The losses [B], averaged where that is known, and the discrete derivative [B, n], if asked for."""
+
+    losses: Tensor
+    derivative: Tensor | None
+
+
+class AdditiveObjective(LinearHeadObjective):
     """An objective that adds up over the outputs: flips behind a linear head are then sums over flips.
 
     Nothing is as large as outputs times flips, see :mod:`flipgrad.flips.heads`.
@@ -81,6 +112,22 @@ class AdditiveObjective(_BatchObjective):
 
         With the relative L2 error ``tolerance``, 0 for none.
         """
+
+    @final
+    def at_flips(
+        self,
+        x: Tensor,
+        outputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        opposite: Tensor | None,
+        *,
+        flip: bool,
+        tolerance: float,
+    ) -> HeadFlips:
+        losses = None if opposite is None else self.averaged_losses(x, outputs, opposite, weight, bias)
+        derivative = self.discrete_derivative(x, outputs.detach(), weight.detach(), tolerance) if flip else None
+        return HeadFlips(self(outputs) if losses is None else losses, derivative)
 
     def means(self, outputs: Tensor) -> Tensor:
         """The means of what has this likelihood, given the outputs; by default these."""
@@ -167,8 +214,38 @@ class GaussianLikelihood(AdditiveObjective):
         return losses + heads.averaged_quadratic(x, outputs - self.targets, precision, opposite, weight, bias)
 
 
+class _SoftmaxObjective(LinearHeadObjective):
+    """A cross-entropy of softmax(outputs)."""
+
+    @abstractmethod
+    def distribution(self, classes: int) -> Tensor:
+        """The targets as distributions [B, K] over the classes."""
+
+    @final
+    def at_flips(
+        self,
+        x: Tensor,
+        outputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        opposite: Tensor | None,
+        *,
+        flip: bool,
+        tolerance: float,
+    ) -> HeadFlips | None:
+        losses = self(outputs if opposite is None else outputs.detach())
+        if opposite is None and not flip:
+            return HeadFlips(losses, None)
+        flips = heads.SoftmaxFlips.of(x, outputs, self.distribution(outputs.shape[1]).to(outputs), weight)
+        if flips is None:
+            return None
+        if opposite is not None:
+            losses = losses + flips.averaged(opposite, weight, bias).to(losses.dtype)
+        return HeadFlips(losses, flips.derivative().to(outputs.dtype) if flip else None)
+
+
 @final
-class CrossEntropy(_BatchObjective):
+class CrossEntropy(_SoftmaxObjective):
     """-log softmax(outputs)[label], per example.
 
     Args:
@@ -194,6 +271,9 @@ class CrossEntropy(_BatchObjective):
         # The sign with which the logit of class 1 over class 0 counts against the label.
         self._other = 1 - 2 * self.labels
 
+    def distribution(self, classes: int) -> Tensor:
+        return functional.one_hot(self.labels, classes)
+
     def losses(self, outputs: Tensor) -> Tensor:
         if self._largest >= outputs.shape[-1]:
             raise InputError(
@@ -207,7 +287,7 @@ class CrossEntropy(_BatchObjective):
 
 
 @final
-class SoftCrossEntropy(_BatchObjective):
+class SoftCrossEntropy(_SoftmaxObjective):
     """Cross-entropy of softmax(outputs) relative to a label distribution p*, per example.
 
     Args:
@@ -224,6 +304,9 @@ class SoftCrossEntropy(_BatchObjective):
             raise InputError("SoftCrossEntropy: every row of p_star must be non-negative and sum to 1; normalise it first")
         super().__init__(p_star)
         self.p_star = p_star
+
+    def distribution(self, classes: int) -> Tensor:
+        return self.p_star
 
     def losses(self, outputs: Tensor) -> Tensor:
         if outputs.shape[-1] != self.p_star.shape[1]:

@@ -14,7 +14,9 @@ That gradient is one of three, all unbiased:
 Behind max-pooling the head's units are the pooled ones: a unit of the layer that decides its window is the pooled one, and a
 flip of any other changes nothing.
 
-Flips are evaluated in chunks of bounded memory.
+An objective that knows its flips behind a linear head (:class:`flipgrad.objectives.LinearHeadObjective`: cross-entropies, and
+what adds up over outputs) is not evaluated at them. Of others the flips are evaluated in chunks of bounded memory; if they are
+not to be, the averaged gradient is that of the sample.
 """
 
 from collections.abc import Callable
@@ -35,7 +37,7 @@ from flipgrad.contract import LayerCall, Network
 from flipgrad.errors import InputError
 from flipgrad.guards import cannot_look, capturing, has_hooks
 from flipgrad.jets import Added
-from flipgrad.objectives import AdditiveObjective, Objective, check_alone, evaluate
+from flipgrad.objectives import HeadFlips, LinearHeadObjective, Objective, check_alone, evaluate
 from flipgrad.steps import Apply, PoolStates, Sample
 
 HeadGradient = Literal["sampled", "enhanced", "rao-blackwell"]
@@ -53,11 +55,13 @@ def head_losses(
     *,
     flip: bool,
     tolerance: float = 0.0,
+    evaluates_flips: bool = True,
 ) -> Tensor:
     """The losses [B] of the ``last`` layer's ``states``, differentiable in these and in the head's parameters.
 
     ``gradient`` is that in the head's parameters; ``flip``: whether that in the states is the discrete or the ordinary one, and
-    then the ``tolerance`` is for an objective that adds up over the outputs of a linear head. Others are evaluated at flips.
+    then the ``tolerance`` is for an objective that adds up over the outputs of a linear head. Others are evaluated at flips,
+    unless not even an averaged gradient may do so.
     """
     x = states.detach()
     behind_layer = isinstance(net.steps[-1 - len(_behind(net))], Sample)
@@ -69,9 +73,16 @@ def head_losses(
         raise InputError("head='enhanced' needs a binary layer, not Concat, before the head; use head='sampled'")
     discrete: Tensor | None = None
     flipped = x
-    if isinstance(objective, AdditiveObjective) and is_linear(net.head) and gradient != "enhanced":
-        opposite = _opposite(net, last, x) if gradient == "rao-blackwell" else None
-        outputs, losses, discrete = _adding_up(net, net.head, x, opposite, objective, tolerance, flip)
+    known = None
+    if isinstance(objective, LinearHeadObjective) and is_linear(net.head) and gradient != "enhanced":
+        averages = gradient == "rao-blackwell" and torch.is_grad_enabled()
+        opposite = _opposite(net, last, x).t() if averages else None
+        outputs, known = _at_flips(net, net.head, x, opposite, objective, tolerance, flip=flip)
+    if known is not None:
+        losses = known.losses
+        discrete = None if known.derivative is None else known.derivative.view_as(x)
+    elif gradient == "rao-blackwell" and not evaluates_flips:
+        return evaluate(objective, net.outputs(states))
     elif gradient == "rao-blackwell" and is_linear(net.head):
         outputs, losses, flipped = _rao_blackwell(net, net.head, x, _opposite(net, last, x), objective)
     else:
@@ -201,31 +212,21 @@ def _flipped_losses(net: Network, x: Tensor, outputs: Tensor, objective: Objecti
     return in_chunks(anew, x.numel(), torch.arange(x.flatten(1).shape[1], device=x.device))
 
 
-def _adding_up(
+def _at_flips(
     net: Network,
     head: nn.Linear,
     x: Tensor,
     opposite: Tensor | None,
-    objective: AdditiveObjective,
+    objective: LinearHeadObjective,
     tolerance: float,
+    *,
     flip: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Outputs [B, K], losses [B], and if asked for the discrete derivative like ``x``, of an objective that adds up.
-
-    The gradient in the head's parameters is averaged if the probabilities of ``opposite`` states [units, B] are given, and the
-    objective knows how.
-    """
+) -> tuple[Tensor, HeadFlips | None]:
+    """Outputs [B, K], and what the objective knows of flips behind a linear head; see its ``at_flips``."""
     outputs = net.outputs(x)
     units, weight = x.flatten(1).to(outputs.dtype), folded_weight(head.weight, net.tail, x).to(outputs.dtype)
-    losses = None
-    if opposite is not None:
-        losses = objective.averaged_losses(units, outputs, opposite.t(), weight, head.bias)
-    if losses is None:
-        losses = evaluate(objective, outputs)
-    if not flip or not torch.is_grad_enabled():
-        return outputs, losses, None
-    discrete = objective.discrete_derivative(units, outputs.detach(), weight.detach(), tolerance)
-    return outputs, losses, discrete.view_as(x)
+    flip = flip and torch.is_grad_enabled()
+    return outputs, objective.at_flips(units, outputs, weight, head.bias, opposite, flip=flip, tolerance=tolerance)
 
 
 def _rao_blackwell(

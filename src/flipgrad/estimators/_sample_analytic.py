@@ -89,7 +89,12 @@ class SampleAnalytic(LocalEstimator):
         if net.ends_in_stream:
             self._check_stream_head()
             return stream_losses(net, last, states, objective, self.tolerance, flip=self.flip_head)
-        return head_losses(net, last, states, objective, self.head_gradient, flip=self.flip_head, tolerance=self.tolerance)
+        # Where PSA is to evaluate no flips, an averaged head would; ST has one only if it is asked for.
+        evaluates = self.flip_head or not self.flips
+        flip, tolerance = self.flip_head, self.tolerance
+        return head_losses(
+            net, last, states, objective, self.head_gradient, flip=flip, tolerance=tolerance, evaluates_flips=evaluates
+        )
 
     def _of_decoder(self, net: Network, call: LayerCall, states: Tensor, objective: Objective, tolerance: float) -> Tensor:
         """The losses of what generates the data, behind the flattened ``states`` of the layer of a ``call``."""

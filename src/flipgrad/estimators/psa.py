@@ -24,7 +24,7 @@ class PSA(SampleAnalytic):
 
     That takes the sampled state for the input of a weight, and the sampled loss for the head's gradient. By default both are
     averaged besides, which the paper does not do: lower losses in the same epochs and stable at larger rates
-    (``docs/results/beyond.md``), for 1.4 to 1.8 times the cost of a step. The paper's is
+    (``docs/results/beyond.md``), for 1.2 to 1.4 times the cost of a step. The paper's is
     ``PSA(inputs="sampled", head="sampled")``.
 
     Through max-pooling, whose windows do not overlap, :math:`D_i` is exact too: a unit that decides its window is the pooled
@@ -53,10 +53,11 @@ class PSA(SampleAnalytic):
             linear head over its own unit's two states (and is "sampled" for other heads, and for Bernoulli likelihoods). All
             have the same mean; the latter two have no larger variance than the first. The second needs the last binary layer
             right before the head.
-        flip_head: whether the loss is evaluated at every flip of the last layer's units. A linear head does that fast, and with
-            an objective that adds up over its outputs as fast as a layer, however many these are
-            (:mod:`flipgrad.flips.heads`). Any other module is evaluated on all flipped states; False linearises the head
-            instead, as ST does.
+        flip_head: whether the loss is compared at every flip of the last layer's units. Behind a linear head that is a few
+            products with its weight for cross-entropies and objectives that add up over the outputs, however many these are
+            (:mod:`flipgrad.flips.heads`). Another objective is evaluated at units times outputs numbers for each example, and
+            another head on all flipped states, as often as there are units. False linearises the head instead, as ST does, and
+            averages its own gradient only where that needs no such evaluation.
         tolerance: the relative error that is allowed in every layer's flip product; large layers then cost two or three
             ordinary products (:func:`flipgrad.flips.explain` tells). It is far below the noise of one draw.
         exact: never approximate.

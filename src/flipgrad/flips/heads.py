@@ -1,4 +1,4 @@
-r"""Discrete derivatives of losses that add up over the outputs of a linear head, as sums over flips.
+r"""Discrete derivatives of losses of a linear head's outputs: of those that add up as sums over flips, and of cross-entropies.
 
 A loss :math:`f(x) = \sum_j \phi_j(b_j)` of outputs :math:`b = Wx + c` of binary states x has, with the flip
 :math:`s = 2 W_{ji} x_i`,
@@ -40,6 +40,9 @@ OUTPUTS_READ, EXAMPLES_READ = 128, 8
 # The error is taken to be this much larger than what is left out: derivatives and weights are not independent.
 MARGIN = 1.5
 LOGISTIC = Logistic()
+# Weights up to which flips of a cross-entropy are computed from a softmax, and up to which in float32: with larger ones
+# exponentials lose digits.
+LARGEST_SOFTMAX_WEIGHT, LARGEST_FLOAT_WEIGHT = 8.0, 2.0
 
 
 def bernoulli(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, *, tolerance: float = 0.0) -> Tensor:
@@ -136,6 +139,71 @@ class _Moments(NamedTuple):
         The fourth derivative of F is at most twice the second, and the fifth at most the first.
         """
         return float(4 / 15 * self.bend * largest * self.sixth**0.5 + 2 / 45 * self.slope * self.sixth)
+
+
+class SoftmaxFlips:
+    r"""Flips of a cross-entropy :math:`f = \log \sum_k e^{b_k} - \sum_k t_k b_k` with targets t that sum to 1. Exact.
+
+    With :math:`p = \mathrm{softmax}(b)` a flip of unit i multiplies the sum of exponentials by
+    :math:`S_i = \sum_k p_k e^{-2x_i W_{ki}}`: for the units +1, and for the units -1, that is an ordinary product of p with a
+    function of the weights. So
+
+    .. math:: D_i f = -\tfrac12 x_i \log S_i - (tW)_i, \qquad d_k(x_{\downarrow i}) = p_k e^{-2x_iW_{ki}} / S_i - t_k .
+
+    Args:
+        x: states [B, n], without zeros.
+        outputs: b, [B, K].
+        targets: t, [B, K].
+        weight: W, [K, n], at most :data:`LARGEST_SOFTMAX_WEIGHT`.
+    """
+
+    def __init__(self, x: Tensor, outputs: Tensor, targets: Tensor, weight: Tensor) -> None:
+        self.x, self.targets, self.weight, self.p = x, targets, weight, outputs.softmax(-1)
+        self.up = x > 0
+        # What the exponentials are above 1, so that small weights keep their digits.
+        self.grown = torch.expm1(-2 * weight), torch.expm1(2 * weight)
+        self.excess = torch.where(self.up, self.p @ self.grown[0], self.p @ self.grown[1])
+
+    @staticmethod
+    def of(x: Tensor, outputs: Tensor, targets: Tensor, weight: Tensor) -> SoftmaxFlips | None:
+        """In a dtype that is wide enough for the weights, or None if none is, or if there are zeros among the states."""
+        x, outputs, targets, weight = (t.detach() for t in (x, outputs, targets, weight))
+        if cannot_look() or not weight.numel() or not len(x):
+            return None
+        low, high = (float(t) for t in torch.aminmax(weight))
+        largest = max(-low, high)
+        if not largest <= LARGEST_SOFTMAX_WEIGHT or not bool(x.abs().amin() > 0):
+            return None
+        wide = torch.float64 if largest > LARGEST_FLOAT_WEIGHT else outputs.dtype
+        return SoftmaxFlips(*(t.to(wide) for t in (x, outputs, targets, weight)))
+
+    def derivative(self) -> Tensor:
+        """The discrete derivative in the states, [B, n]."""
+        return torch.addcmul(-(self.targets @ self.weight), torch.log1p(self.excess), self.x, value=-0.5)
+
+    def averaged(self, opposite: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        r"""A term [B] of value 0: the gradient in the head's parameters, averaged as in :func:`averaged_quadratic`.
+
+        In ``weight`` it is :math:`x_i [(1 - \pi_i) d_k(x) - \pi_i d_k(x_{\downarrow i})]`.
+        """
+        x, p, targets, opposite = self.x, self.p, self.targets, opposite.to(self.x.dtype)
+        share = opposite / (1 + self.excess)
+        none = torch.zeros_like(share)
+        shares = torch.where(self.up, share, none), torch.where(self.up, none, share)
+        wide = weight.to(self.weight.dtype)
+        # Of the sample, and the targets of the flip.
+        kept = functional.linear(x * (1 - opposite), wide) * p - functional.linear(x * (1 - 2 * opposite), wide) * targets
+        up, down = (
+            functional.linear(part, torch.addcmul(wide, grown, wide)) for part, grown in zip(shares, self.grown, strict=True)
+        )
+        carrier = (kept - (up - down) * p).sum(1)
+        if bias is not None:
+            mean = opposite.mean(1, keepdim=True)
+            plus, minus = (functional.linear(part, grown) for part, grown in zip(shares, self.grown, strict=True))
+            ones = (plus + minus + share.sum(1, keepdim=True)) / max(1, x.shape[1])
+            slopes = p * (1 - mean + ones) - targets
+            carrier = carrier + (slopes * bias.to(slopes.dtype)).sum(1)
+        return carrier - carrier.detach()
 
 
 def quadratic(x: Tensor, residuals: Tensor, weight: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from flipgrad.flips import rank_one
 from flipgrad.flips.form import MARGIN, difference_and_curvature, moments
-from flipgrad.flips.ordinary import Geometry, by_examples, input_gradient, narrow_input_gradient
+from flipgrad.flips.ordinary import NARROW_ERROR, Geometry, by_examples, input_gradient, narrow_input_gradient
 from flipgrad.noise import Noise
 
 # The error is computed for steps that are told apart to a quarter octave, and is the largest for these standard deviations of
@@ -96,7 +96,7 @@ def error(weight: Tensor, noise: Noise) -> float:
     interpolation, deviation = _errors(noise, above)
     # The variance of squared weights, relative to that of normal ones.
     uneven = max(0.0, fourth / second**2 - 1) / 2 if second**2 > 0 else 1.0
-    return MARGIN * math.sqrt(interpolation + uneven * deviation)
+    return MARGIN * math.sqrt(interpolation + uneven * deviation + NARROW_ERROR**2)
 
 
 @lru_cache(maxsize=256)
