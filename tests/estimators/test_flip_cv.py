@@ -1,7 +1,7 @@
 import pytest
 import torch
 from torch import nn
-from unbiasedness import ERRORS, NETS, Broken, assert_caught, assert_less_variance, assert_unbiased, random_conv_net, random_net
+from unbiasedness import assert_less_variance, assert_unbiased, random_net
 
 import flipgrad as fg
 from flipgrad.contract import Batch
@@ -9,24 +9,13 @@ from flipgrad.estimators._paths import Path
 from flipgrad.sampling import fresh
 
 
-@NETS
-@pytest.mark.parametrize("flips", [1, 3])
-def test_unbiased(widths, noise, flips):
-    assert_unbiased(*random_net(widths, noise), fg.FlipCV(flips), draws=2000)
-
-
-def test_unbiased_on_a_convolutional_net():
-    assert_unbiased(*random_conv_net(fg.Logistic()), fg.FlipCV(), draws=3000)
+def test_unbiased_with_several_flips():
+    assert_unbiased(*random_net((3, 4), fg.Logistic()), fg.FlipCV(3), draws=1200)
 
 
 @pytest.mark.parametrize("noise", [fg.Laplace(), fg.Uniform(1.5)], ids=["laplace", "uniform"])
 def test_unbiased_with_other_noise(noise):
     assert_unbiased(*random_net((3, 4), noise), fg.FlipCV(), draws=2000)
-
-
-@ERRORS
-def test_errors_are_caught(error, share):
-    assert_caught(*random_net((3, 4), fg.Logistic()), Broken(fg.FlipCV(), error), 2000 * share)
 
 
 def test_less_variance_than_one_flip_alone():

@@ -15,6 +15,7 @@ SAMPLED = {
     fg.BitFlip: 5000,
     fg.DisARM: 4000,
     fg.DoubleCV: 3000,
+    fg.FlipCV: 3000,
     fg.LEG: 1300,
     fg.REBAR: 5000,
 }

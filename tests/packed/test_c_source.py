@@ -8,12 +8,14 @@ import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from c_programs import COMPILERS, Program, compile_strictly, needs_compiler, networks
 from hypothesis import given, settings
+from random_programs import binary_layer, real_weights
 
 import flipgrad as fg
 from flipgrad.data import digits, mnist
@@ -21,7 +23,7 @@ from flipgrad.errors import InputError
 from flipgrad.packed import Facts, PackedNetwork, pack, parts
 from flipgrad.packed.c_source import to_c
 from flipgrad.packed.network import probabilities
-from flipgrad.packed.parts import walk
+from flipgrad.packed.parts import Value, after, walk
 from flipgrad.packed.tables import chances
 
 pytestmark = pytest.mark.xdist_group("c source")
@@ -68,11 +70,49 @@ def test_states_and_answers_of_random_networks_are_those_of_the_numpy_engine(net
             np.testing.assert_allclose(found, net(x[None], samples=1, seed=seed)[0], atol=2e-6)
 
 
+def assert_equal_states(net, folder, count=3):
+    program = Program(net, to_c(net, numbers="double", stream="real", stochastic=True), folder)
+    for x in inputs(net, count):
+        for sample in (None, 0):
+            _, found = program.predict(x, None if sample is None else 1, 3)
+            for states, right in zip(program.states(), program.plain_states(x, sample, 3), strict=True):
+                np.testing.assert_array_equal(states, right)
+            expected = probabilities(net(x[None]) if sample is None else net.members(x[None], 1, 3)[0])[0]
+            np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+@needs_compiler
+def test_channels_that_fill_no_words(tmp_path):
+    rng = np.random.default_rng(0)
+    counts = (1000, 3, 63, 64, 65, 96, 192, 1, 31, 33)
+    chain = [parts.Linear(real_weights(rng, 1000, 7)), parts.Sign("normal", 1.0)]
+    for fan_in, outputs in pairwise(counts):
+        chain += binary_layer(rng, outputs, (fan_in,))
+    assert_equal_states(PackedNetwork([*chain, parts.Linear(real_weights(rng, 5, 33))], (7,)), tmp_path)
+
+
+@needs_compiler
+def test_states_that_are_moved_padded_and_pooled(tmp_path):
+    rng = np.random.default_rng(1)
+    branches = (tuple(binary_layer(rng, 9, (12, 1, 1))), (parts.ChannelShuffle(3), parts.Repeat(3)))
+    chain = [
+        parts.Convolution(real_weights(rng, 12, 2, 3, 3), padding_mode="reflect", padding=(1, 1, 1, 1)),
+        *[parts.Sign("laplace", 1.0), parts.Concat(branches, 0)],
+        *[parts.Pad((1, 1, 0, 2), 0.0), parts.Reshape((45, 8, 8)), *binary_layer(rng, 40, (45, 3, 3), dilation=(2, 1))],
+        *[parts.Pad((0, 2, 2, 0), 1.0), parts.PixelShuffle(2), parts.MaxPool((3, 2), (2, 2), (0, 0), True)],
+        *[parts.PixelShuffle(2, True), parts.Reshape((10, 12, 4)), parts.WindowSum((2, 2), (2, 1))],
+        *binary_layer(rng, 6, (5, 3, 1), groups=2),
+    ]
+    size = after(chain, Value((2, 6, 6))).size
+    head = [parts.Reshape((size,)), parts.Linear(real_weights(rng, 4, size))]
+    assert_equal_states(PackedNetwork([*chain, *head], (2, 6, 6)), tmp_path)
+
+
 @needs_compiler
 def test_the_random_networks_have_every_part():
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=60)
+    @settings(max_examples=100)
     @given(networks())
     def look(net):
         seen.update(part.name for part in walk(net.program))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import safetensors.numpy
+import torch
 from hypothesis import given
 from packed_nets import by_words, convolutional, fully_connected, packed_states, residual, torch_states
-from torch import Tensor
+from torch import Tensor, nn
 
 import flipgrad as fg
 from flipgrad.packed import pack
@@ -42,6 +43,15 @@ def check_content(content: bytes, net: fg.Sequential) -> None:
             assert kept, name
         else:
             assert name.endswith((".bits", ".scale", ".shift")), name
+
+
+def test_an_empty_batch():
+    net = fg.Sequential(fg.BinaryConv2d(1, 2, 1), nn.ChannelShuffle(2), nn.Flatten(), head=nn.Linear(8, 3))
+    packed = pack(net, torch.zeros(1, 1, 2, 2))
+    for sample in (None, 0):
+        states, outputs = packed_states(packed, torch.zeros(0, 1, 2, 2), sample)
+        assert states[0].shape == (0, 2, 2, 2)
+        assert outputs.shape == (0, 3)
 
 
 @given(fully_connected())

@@ -263,8 +263,7 @@ class StepRun {
         return;
       }
       case kPackedToReal:
-        for (int64_t p = first; p < last; ++p)
-          for (int64_t c = 0; c < channels; ++c) real_out[p * channels + c] = bits[p * words_out + c / 32] >> c % 32 & 1 ? 1.0 : -1.0;
+        for (int64_t p = first; p < last; ++p) to_reals(channels, bits + p * words_out, real_out + p * channels);
         return;
       case kPackedPlaces: return places_from(reals, real_out, channels, step_.factor, first, last);
       case kPackedPlacesBits: return bit_places_from(bits, bits_out, first, last);
@@ -278,6 +277,18 @@ class StepRun {
       }
       default:
         for (int64_t p = first; p < last; ++p) per_channel(reals + p * step_.in_channels, real_out + p * channels);
+    }
+  }
+
+  // +1 or -1 of every bit, without a branch, which states would mislead.
+  static void to_reals(int64_t channels, const uint32_t* bits, double* out) {
+    constexpr uint64_t kOne = 0x3ff0000000000000u;
+    for (int64_t w = 0; w < words_of(channels); ++w) {
+      const uint64_t negative = ~bits[w];
+      for (int64_t i = 0; i < std::min<int64_t>(32, channels - 32 * w); ++i) {
+        const uint64_t number = kOne | (negative >> i & 1) << 63;
+        std::memcpy(out + 32 * w + i, &number, sizeof number);
+      }
     }
   }
 

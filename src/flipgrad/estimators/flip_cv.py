@@ -38,7 +38,8 @@ class FlipCV(PathEstimator, nn.Module):
     latents between two hidden layers each, after 1,500 updates: the variance of the gradient is 3.9 times that of flips of all
     units, DisARM's 98 times, that of one flip alone (BitFlip) 240 times.
 
-    The averages are buffers, made at the first estimate, or by ``load_state_dict``. In evaluation mode they are not updated.
+    The averages are buffers, made at the first estimate, or by ``load_state_dict``. In evaluation mode, and under
+    ``torch.no_grad()``, they are not updated.
 
     Args:
         flips: K, at least 1.
@@ -63,21 +64,23 @@ class FlipCV(PathEstimator, nn.Module):
         units = path.units(k)
         a, x = units.a, units.states
         _, slope = value_and_slope(lambda states: path.continued_with_noise(k, states, straight_through), x)
-        slope, flat = slope.detach().flatten(1), x.flatten(1)
+        # Under autocast pre-activations have half the digits of losses.
+        slope, flat, losses = slope.detach().flatten(1).to(path.losses), x.flatten(1).to(path.losses), path.losses.detach()
         sums, counts = self._averages(k, a)
         known = slope - flat * (sums / counts.clamp(min=1e-9)).to(flat)
-        slopes = 2 * units.noise.pdf(a).flatten(1)
-        share = slopes / slopes.sum(1, keepdim=True).clamp(min=torch.finfo(a.dtype).tiny)
+        slopes = 2 * units.noise.pdf(a.to(losses)).flatten(1)
+        share = slopes / slopes.sum(1, keepdim=True).clamp(min=torch.finfo(losses.dtype).tiny)
         share = (1 - UNIFORM) * share + UNIFORM / a.flatten(1).shape[1]
         result, observed = known.clone(), []
-        for chosen in self._chosen(units.uniform(a.new_empty(len(a), 1)), share):
+        for chosen in self._chosen(units.uniform(losses.new_empty(len(a), 1)), share):
             mask = torch.zeros_like(flat).scatter(1, chosen, 1.0)
-            change = path.losses.detach() - units.replayed((flat * (1 - 2 * mask)).view(1, *x.shape))[0]
+            change = losses - units.replayed((flat * (1 - 2 * mask)).to(x).view(1, *x.shape))[0]
             discrete = change[:, None] * flat.gather(1, chosen) / 2
             weight = 1 / (self.flips * share.gather(1, chosen))
             result = result.scatter_add(1, chosen, weight * (discrete - known.gather(1, chosen)))
             observed.append((chosen, flat.gather(1, chosen) * (slope.gather(1, chosen) - discrete)))
-        if self.training and not cannot_look():
+        # Without a gradient nothing is trained; and what is evaluated anew on the way back must not have learned from itself.
+        if self.training and torch.is_grad_enabled() and not cannot_look():
             self._learn(sums, counts, observed)
         return (slopes * result).view_as(a)
 

@@ -93,6 +93,10 @@ class Facts:
 class PackedNetwork:
     """A network in bits, ready to run: ``net(x)`` and ``net(x, samples=10, seed=0)``.
 
+    Parts that do not fit together are refused, and so are those whose evaluation would take memory that the network's size
+    does not explain: no array of one example, padding included, may have more than 256 numbers for every number of the input
+    and byte of the arrays, nor more than 2^25.
+
     Args:
         program: the parts.
         inputs: the shape of one example.

@@ -5,6 +5,7 @@ Real numbers are of double precision, integers and states exact. Arrays are [B, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
@@ -46,7 +47,7 @@ class Evaluation:
             # Units are numbered with their channel last.
             p = np.moveaxis(chances(sign.noise, a, sign.noise_scale), 1, -1)
             examples = self.first + np.arange(len(a))
-            word = words(p[0].size, seed=self.seed, layer=layer, example=examples, sample=self.sample)
+            word = words(math.prod(p.shape[1:]), seed=self.seed, layer=layer, example=examples, sample=self.sample)
             positive = np.moveaxis(word.reshape(p.shape) < p, -1, 1)
         states = np.where(positive, 1.0, -1.0)
         if self.watch is not None:
@@ -167,7 +168,7 @@ def _(part: parts.PixelShuffle, x: Array, evaluation: Evaluation) -> Array:
 
 @evaluate.register
 def _(part: parts.ChannelShuffle, x: Array, evaluation: Evaluation) -> Array:
-    split = x.reshape(len(x), part.groups, -1, *x.shape[2:])
+    split = x.reshape(len(x), part.groups, x.shape[1] // part.groups, *x.shape[2:])
     return split.swapaxes(1, 2).reshape(x.shape)
 
 

@@ -49,7 +49,7 @@ def words(units: int, *, seed: int, layer: int, example: int | NDArray[Any], sam
     drawn = philox(counter, (seed & 0xFFFFFFFF, seed >> 32))
     shape = index.shape[:-1]
     # [..., block, word, lane]
-    return np.stack([word.reshape(*shape, blocks, LANES) for word in drawn], -2).reshape(*shape, -1)[..., :units]
+    return np.stack([word.reshape(*shape, blocks, LANES) for word in drawn], -2).reshape(*shape, blocks * BLOCK)[..., :units]
 
 
 def _high(product: NDArray[np.uint64]) -> Words:
