@@ -26,7 +26,15 @@ extensions = [
     "sphinx-mathjax-offline",
 ]
 nitpicky = True
-exclude_patterns = ["build", "results/cells", "lessons", "tutorials/*.py", "tutorials/*.ipynb", "tutorials/*.md5"]
+exclude_patterns = [
+    "build",
+    "results/cells",
+    "lessons",
+    "tutorials/*.py",
+    "tutorials/*.ipynb",
+    "tutorials/*.md5",
+    "**/sg_execution_times.rst",
+]
 source_suffix = {".rst": "restructuredtext", ".md": "markdown"}
 
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
@@ -72,6 +80,8 @@ sphinx_gallery_conf = {
     "min_reported_time": 1e9,
     "abort_on_example_error": True,
     "plot_gallery": True,
+    # Its page of times would load scripts from the network.
+    "write_computation_times": False,
     "matplotlib_animations": False,
     "image_srcset": ["2x"],
     "default_thumb_file": str(HERE / "demo.png"),

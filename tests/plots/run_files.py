@@ -90,6 +90,7 @@ def evaluation() -> dict:
         "examples": [example(3), example(5, label=0), example(8, chosen="uncertain")],
         "disagreement": {"edges": [0.0, 0.25, 0.5, 0.75, 1.0], "correct": [80, 8, 2, 0], "wrong": [1, 3, 4, 2]},
         "ensembles": ensembles(),
+        "confusion": [[30, 2, 0], [1, 29, 3], [0, 4, 31]],
     }
 
 

@@ -244,3 +244,29 @@ def test_binary_weights_are_told_above_everything(tmp_path):
     stored["config"]["weights"] = "binary"
     put(folder / "config.json", stored)
     assert "images per second binary weights seed 7" in page(folder).text
+
+
+def test_the_page_has_the_confusions_and_says_on_how_many_examples(tmp_path):
+    text = report(write_run(tmp_path / "run")).read_text(encoding="utf-8")
+    assert "two taken for one (4), one taken for two (3), zero taken for one (2), one taken for zero (1)." in text
+    assert '<td class="right">29</td><td class="error" style="--share: 65%">3</td>' in text
+    assert "Measured on 100 test examples" in text
+    # Wilson's interval of 96.17 % of 100.
+    assert '<dd class="interval">95%: 90.4% to 98.5%</dd>' in text
+
+
+def test_a_table_of_confusions_must_be_square(tmp_path):
+    folder = write_run(tmp_path / "run")
+    put(folder / "evaluation.json", evaluation() | {"confusion": [[1, 2], [3]]})
+    with pytest.raises(InputError, match="'confusion' must have as many columns as rows"):
+        report(folder)
+
+
+def test_an_evaluation_without_confusions_is_shown_as_before(tmp_path):
+    folder = write_run(tmp_path / "run")
+    before = evaluation()
+    del before["confusion"]
+    put(folder / "evaluation.json", before)
+    text = report(folder).read_text(encoding="utf-8")
+    assert "Which classes are confused?" not in text
+    assert "interval" not in text.partition("</style>")[2]

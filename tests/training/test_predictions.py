@@ -77,6 +77,18 @@ def test_its_share_of_correct_predictions_is_the_accuracy():
     assert sum(describe(net, split, 6, seed=4)["disagreement"]["correct"]) / len(split) == pytest.approx(accuracy)
 
 
+def test_confusions_count_every_example_by_its_class_and_the_ensembles():
+    split = images()
+    found = describe(image_net(), split, 5, seed=3, examples=50)
+    confusion = torch.tensor(found["confusion"])
+    means = {example["index"]: torch.tensor(example["probabilities"]).argmax() for example in found["examples"]}
+    for label in range(len(confusion)):
+        for said in range(len(confusion)):
+            expected = sum(int(split.y[index]) == label and int(mean) == said for index, mean in means.items())
+            assert confusion[label, said] == expected
+    assert confusion.sum() == len(split)
+
+
 @pytest.mark.parametrize(("samples", "bins"), [(1, 1), (20, 20), (21, 20), (60, 20)])
 def test_no_share_rounds_into_the_wrong_bin(samples, bins):
     result = describe(image_net(), images(), samples, seed=0, examples=50)

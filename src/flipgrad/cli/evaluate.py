@@ -12,6 +12,7 @@ import flipgrad.zoo
 from flipgrad import files, plots
 from flipgrad.cli._shared import ZOO, check_no_own_code, evaluation_table, sizes_table, whole_numbers
 from flipgrad.costs import summary
+from flipgrad.data import SOURCES
 from flipgrad.errors import InputError
 from flipgrad.sampling import check_seed
 from flipgrad.training import Run, RunFolder, load_run, measure_ensembles
@@ -91,7 +92,14 @@ def _evaluate(loaded: Run, folder: Path | None, samples: int | None, sizes: list
     if folder is not None:
         file = folder / RunFolder.EVALUATION
         splits = {name: asdict(result) for name, result in results.items()}
+        classes = loaded.data.class_names or SOURCES[loaded.config.data].class_names
         found = {**describe(loaded.net, test, count, seed=seed), "ensembles": asdict(ensembles)}
-        content = {"splits": splits, **found, "layers": [asdict(row) for row in costs.rows], "seed": seed}
+        content = {
+            "splits": splits,
+            "classes": list(classes),
+            **found,
+            "layers": [asdict(row) for row in costs.rows],
+            "seed": seed,
+        }
         files.write_json(file, {**content, "same_data": loaded.same_data, **files.provenance()})
         console.print(f"Numbers and examples are in {file}, and on the page {plots.report(folder)}", soft_wrap=True)

@@ -55,6 +55,10 @@ SIZE, TALL, TEXT = (4.6, 2.9), (4.6, 4.2), 1.5
 Legend = list[tuple[str, str, bool]]
 Numbers = NDArray[np.float64]
 
+# Where the scores of the headline come from, if from the test examples.
+TESTED = "On the test examples"
+# Classes that a table of confusions has room for; of more, only the pairs are told that are confused most.
+MOST_CONFUSED, ROOM = 5, 20
 # Classes that are shown of every example; the label is shown in any case.
 CLASSES = 4
 # Members that are marked on a bar, at most; of more, evenly spaced ones in the order of their probability.
@@ -97,6 +101,8 @@ def page(run: RunFiles) -> str:
         members = evaluation.disagreement and _plot_disagreement(evaluation.disagreement, evaluation.samples)
     text = template("report.html").render(
         run=run,
+        confusion=confusion(evaluation),
+        tested=sum(map(sum, evaluation.confusion)) if where == TESTED else 0,
         title=title(run.config),
         facts=list(facts(run)),
         where=where,
@@ -118,7 +124,7 @@ def template(name: str) -> Template:
     """A page to be filled in; it knows the style sheet that all pages share."""
     pages = PackageLoader("flipgrad.plots", "page")
     environment = Environment(loader=pages, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(percent=percent, loss=loss, short=short, flat=flat)
+    environment.filters.update(percent=percent, loss=loss, short=short, flat=flat, interval=interval)
     environment.globals["style"] = Markup(environment.get_template("report.css").render())
     return environment.get_template(name)
 
@@ -158,11 +164,42 @@ def headline_scores(run: RunFiles, splits: Mapping[str, Scores]) -> tuple[str, S
     """The scores that count, and on what: those of the test part where there are some, else the best there is."""
     if splits:
         name = "test" if "test" in splits else next(iter(splits))
-        return f"On the {name} examples", splits[name]
+        return TESTED if name == "test" else f"On the {name} examples", splits[name]
     if run.summary and run.summary.known:
         return "At the end of training", run.summary
     last = [epoch for epoch in run.epochs if epoch.known][-1:]
     return (f"After epoch {last[0].epoch}", last[0]) if last else ("", None)
+
+
+def interval(share: float, count: int) -> str:
+    """Wilson's 95 % interval of a share that was measured on ``count`` examples.
+
+    >>> interval(0.99, 360)
+    '97.3% to 99.6%'
+    """
+    z = 1.96
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * (share * (1 - share) / count + z * z / (4 * count**2)) ** 0.5 / (1 + z * z / count)
+    return f"{max(0.0, middle - half):.1%} to {min(1.0, middle + half):.1%}"
+
+
+def confusion(evaluation: Evaluated) -> SimpleNamespace | None:
+    """The table of classes against the ensemble's, with shades of errors; and the pairs that are confused most."""
+    counts = evaluation.confusion
+    if not counts:
+        return None
+    own = evaluation.classes if len(evaluation.classes) == len(counts) else []
+    names = own or [str(number) for number in range(len(counts))]
+    errors = sorted(
+        ((count, names[i], names[j]) for i, row in enumerate(counts) for j, count in enumerate(row) if count and i != j),
+        key=lambda error: -error[0],
+    )
+    most = max((error[0] for error in errors), default=1)
+    rows = [
+        (names[i], [(count, "right" if i == j else "error" if count else "none", count / most) for j, count in enumerate(row)])
+        for i, row in enumerate(counts)
+    ]
+    return SimpleNamespace(names=names, rows=rows if len(counts) <= ROOM else [], worst=errors[:MOST_CONFUSED])
 
 
 def columns_of(epochs: Sequence[Epoch]) -> dict[str, Scores]:

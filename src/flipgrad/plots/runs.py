@@ -151,6 +151,12 @@ class Evaluated:
     examples: list[Example] = field(default_factory=list)
     disagreement: Disagreement | None = None
     ensembles: Ensembles | None = None
+    # Numbers of test examples by their class and the ensemble's.
+    confusion: list[list[Natural]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.confusion) for row in self.confusion):
+            raise InputError("'confusion' must have as many columns as rows, one for every class")
 
 
 @dataclass(frozen=True, kw_only=True)

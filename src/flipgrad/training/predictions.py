@@ -57,28 +57,30 @@ def describe(
     noise = torch.Generator(split.y.device).manual_seed(seed)
     was_training = net.training
     net.eval()
-    kept, uncertain, disagreeing, correct = _survey(net, split, samples, noise, drawn, count // 3, batch_size)
+    kept, uncertain, disagreeing, predicted, classes = _survey(net, split, samples, noise, drawn, count // 3, batch_size)
+    labels = split.y.cpu()
     net.train(was_training)
     chosen = [*((index, "random") for index in drawn.tolist()), *((index, "uncertain") for index in uncertain)]
     return {
         "samples": samples,
         "examples": [_example(split, index, kept[index], how) for index, how in chosen],
-        "disagreement": _histogram(disagreeing, correct, samples),
+        "disagreement": _histogram(disagreeing, predicted == labels, samples),
+        "confusion": (labels * classes + predicted).bincount(minlength=classes**2).view(classes, classes).tolist(),
     }
 
 
 def _survey(
     net: BinaryNetwork, split: Split, samples: int, noise: Generator, drawn: Tensor, uncertain: int, batch_size: int
-) -> tuple[dict[int, Tensor], list[int], Tensor, Tensor]:
+) -> tuple[dict[int, Tensor], list[int], Tensor, Tensor, int]:
     """Predict all examples.
 
     Gives the members [samples, K] of the ``drawn`` examples and of the ``uncertain`` ones by their indices; the indices of the
-    latter; and for every example how many members disagree with the ensemble, and whether that is right.
+    latter; for every example how many members disagree with the ensemble, and its class; and the number K of classes.
     """
     # Negative entropies never are among the largest.
     entropies = torch.full((len(split),), -1.0, dtype=torch.float64)
     disagreeing = torch.zeros(len(split), dtype=torch.long)
-    correct = torch.zeros(len(split), dtype=torch.bool)
+    classes = torch.zeros(len(split), dtype=torch.long)
     kept: dict[int, Tensor] = {}
     for start in range(0, len(split), batch_size):
         part = slice(start, start + batch_size)
@@ -88,13 +90,13 @@ def _survey(
         entropies[part] = torch.special.entr(mean).sum(-1)
         entropies[drawn] = -1
         disagreeing[part] = (members.argmax(-1) != predicted).sum(0)
-        correct[part] = predicted == split.y[part].cpu()
+        classes[part] = predicted
         # Only those that may still be described, so that memory does not grow with the split.
         least_certain = entropies.topk(uncertain).indices.tolist()
         candidates = {*drawn.tolist(), *least_certain}
         kept |= {start + row: members[:, row] for row in range(members.shape[1]) if start + row in candidates}
         kept = {index: kept[index] for index in kept.keys() & candidates}
-    return kept, least_certain, disagreeing, correct
+    return kept, least_certain, disagreeing, classes, members.shape[-1]
 
 
 def sampled_outputs(net: BinaryNetwork, x: Tensor, samples: int, noise: Generator | None) -> Tensor:
