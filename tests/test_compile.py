@@ -313,13 +313,16 @@ def test_a_step_compiles_with_inductor(rule):
 def test_autocast_computes_flips_and_losses_in_float32(rule, sums, monkeypatch):
     net, x, objective, z = problem()
     seen = []
-    choose = fg.flips.choose
 
-    def note(weight, *arguments, **options):
-        seen.append(weight.dtype)
-        return choose(weight, *arguments, **options)
+    def noting(chosen):
+        def note(weight, *arguments, **options):
+            seen.append(weight.dtype)
+            return chosen(weight, *arguments, **options)
 
-    monkeypatch.setattr("flipgrad.flips.choose", note)
+        return note
+
+    for name in ("choose", "choose_ratio"):
+        monkeypatch.setattr(f"flipgrad.flips.{name}", noting(getattr(fg.flips, name)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         losses = net(x, objective, estimator=rule, noise=z)
     assert losses.dtype == torch.float32

@@ -24,7 +24,7 @@ FAR = 1e6
 
 # With the draws in each group that a 5 % error needs to be seen.
 SAMPLED = {fg.REINFORCE: 3000, fg.ARM: 4000, fg.DisARM: 3000, fg.ARMS: 1100, fg.BitFlip: 2900, fg.LEG: 1200}
-UNITS_ONLY = [fg.MuProp, fg.REBAR, fg.RELAX, fg.DoubleCV]
+UNITS_ONLY = [fg.MuProp, fg.REBAR, fg.RELAX, fg.DoubleCV, fg.FlipCV]
 
 each = pytest.mark.parametrize("kind", SAMPLED, ids=lambda kind: kind.__name__)
 
@@ -308,7 +308,7 @@ def test_estimators_with_a_slope_for_each_example_refuse_by_name(kind, drawn):
     message = rf"^{kind.__name__} has no rule for binary weights: its .* for each example\. Use fg\.PSA.*fg\.DisARM"
     with pytest.raises(fg.InputError, match=message):
         net(x, objective, estimator=kind())
-    if kind is not fg.MuProp:
+    if kind not in (fg.MuProp, fg.FlipCV):
         with pytest.raises(fg.InputError, match=message):
             kind().variance_loss(net, x, objective)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -38,7 +39,9 @@ def test_a_network_of_the_zoo(tmp_path, capsys):
     assert json.loads(facts.pop("classes")) == [str(digit) for digit in range(10)]
     assert json.loads(facts.pop("accuracy"))["deterministic"] == pytest.approx(accuracy, abs=1e-6)
     assert facts == {
-        "flipgrad": fg.__version__,
+        "flipgrad": version("flipgrad"),
+        "name": "digits-binary",
+        "command": fg.zoo.card("digits-binary").command,
         "data": "digits",
         "inputs": "1x8x8: pixels of 0 to 16, / 8 - 1",
         "outputs": "scores of the classes; their softmax gives probabilities",

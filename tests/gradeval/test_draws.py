@@ -67,7 +67,8 @@ def refuse(distribution: fg.Noise, a: torch.Tensor) -> torch.Tensor:
 def frozen(name: str) -> fg.Estimator:
     estimator = ESTIMATORS[name]()
     if isinstance(estimator, nn.Module):
-        estimator.requires_grad_(False)
+        # What it learns from one draw must not count in the next.
+        estimator.requires_grad_(False).eval()
     return estimator
 
 

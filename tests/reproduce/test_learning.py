@@ -204,7 +204,7 @@ def test_every_experiment_has_its_place_in_the_page_and_its_cost():
     order = [experiment.name for experiment in in_the_papers_order()]
     assert order == [
         *("rmse", "cosine", "cifar", "toy-example", "toy-training", "rmse-unbiased", "cosine-unbiased", "width", "depth"),
-        *("muprop", "timing", "estimators", "beyond", "weights"),
+        *("muprop", "timing", "estimators", "beyond", "weights", "vae"),
     ]
     for experiment in EXPERIMENTS.values():
         assert experiment.words.endswith(".")

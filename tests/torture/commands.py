@@ -26,6 +26,7 @@ from torture.damage import NUMBERS, TEXTS
 SMALL: dict[str, list[str]] = {
     "train": ["--data", "toy", "--model", "3", "--epochs", "1", "--eval-samples", "1", "--batch-size", "90"],
     "evaluate": ["--samples", "1"],
+    "export": [],
     "pack": [],
     "predict": ["--samples", "1"],
     "gradeval": ["--widths", "2", "--samples", "20", "--epochs", "0", "--estimators", "st", "--workers", "1"],
@@ -35,7 +36,7 @@ SMALL: dict[str, list[str]] = {
     "zoo": [],
 }
 WEIGHTS = {"train": 60, "evaluate": 12, "gradeval": 18, "reproduce": 5, "bench": 2, "estimators": 1, "zoo": 2}
-WEIGHTS |= {"pack": 3, "predict": 7}
+WEIGHTS |= {"export": 2, "pack": 3, "predict": 7}
 FINISHED, PACKED, IMAGE = "finished", "net.safetensors", "image.png"
 
 CHOICES = {field.name: tuple(field.metadata["choices"]) for field in fields(TrainConfig) if field.metadata["choices"]}

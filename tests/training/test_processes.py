@@ -51,7 +51,7 @@ def test_two_processes_are_one(tmp_path):
         # Only the order of additions differs, in float64.
         assert found["same update"].keys() == {"psa", "st", "reinforce+running", "psa:mean"}
         assert all(distance < 1e-12 for distance in found["same update"].values()), found
-        assert found["disagreement"].keys() > ESTIMATORS.keys()
+        assert found["disagreement"].keys() > ESTIMATORS.keys() - {"flip-cv"}
         assert all(distance == 0 for distance in found["disagreement"].values()), found
         # The largest of some 150 differences, in standard errors of 200 draws: a false alarm in a thousand.
         assert 0.5 < found["deviation"] < 4.6

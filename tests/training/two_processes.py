@@ -35,6 +35,8 @@ def noises(count: int, generator: torch.Generator) -> list[Tensor]:
     return [torch.logit(u) for u in uniform]
 
 
+# What FlipCV keeps of units cannot be shared, which is refused.
+SHAREABLE = [name for name in ESTIMATORS if name != "flip-cv"]
 # Estimators with the networks that they train: of the last, weights are drawn, too.
 PROBLEMS = {"psa": small_net, "st": small_net, "reinforce+running": small_net, "psa:mean": drawn_net}
 
@@ -124,7 +126,7 @@ def main() -> None:
     with isolated(many.device):
         found = {
             "same update": {name: same_update(name, many) for name in PROBLEMS},
-            "disagreement": {name: disagreement(name, many) for name in (*ESTIMATORS, "reinforce+running", "muprop+running")},
+            "disagreement": {name: disagreement(name, many) for name in (*SHAREABLE, "reinforce+running", "muprop+running")},
             "disagreement about drawn weights": disagreement("psa", many, drawn_net),
             "deviation": deviation(many),
             "goes on": [goes_on(folder, many, make) for make in (small_net, drawn_net)],
