@@ -95,12 +95,15 @@ class AdditiveObjective(LinearHeadObjective):
 
     @final
     def losses(self, outputs: Tensor) -> Tensor:
+        self._check_size(outputs)
+        return self.sums(outputs)
+
+    def _check_size(self, outputs: Tensor) -> None:
         if outputs.shape[-1] != self.targets.shape[1]:
             raise InputError(
                 f"{type(self).__name__}: the target has {self.targets.shape[1]} values per example, the head "
                 f"{outputs.shape[-1]}"
             )
-        return self.sums(outputs)
 
     @abstractmethod
     def sums(self, outputs: Tensor) -> Tensor:
@@ -125,6 +128,7 @@ class AdditiveObjective(LinearHeadObjective):
         flip: bool,
         tolerance: float,
     ) -> HeadFlips:
+        self._check_size(outputs)
         losses = None if opposite is None else self.averaged_losses(x, outputs, opposite, weight, bias)
         derivative = self.discrete_derivative(x, outputs.detach(), weight.detach(), tolerance) if flip else None
         return HeadFlips(self(outputs) if losses is None else losses, derivative)

@@ -74,7 +74,6 @@ def head_losses(
     discrete: Tensor | None = None
     flipped = x
     known = None
-    linear = isinstance(objective, LinearHeadObjective) and is_linear(net.head)
     if isinstance(objective, LinearHeadObjective) and is_linear(net.head) and gradient != "enhanced":
         averages = gradient == "rao-blackwell" and torch.is_grad_enabled()
         opposite = _opposite(net, last, x).t() if averages else None
@@ -82,8 +81,7 @@ def head_losses(
     if known is not None:
         losses = known.losses
         discrete = None if known.derivative is None else known.derivative.view_as(x)
-    elif gradient == "rao-blackwell" and not evaluates_flips and not (linear and cannot_look()):
-        # Unless flips could not be looked at, as under torch.vmap, where the same averages are made by evaluating them.
+    elif gradient == "rao-blackwell" and not evaluates_flips:
         return evaluate(objective, net.outputs(states))
     elif gradient == "rao-blackwell" and is_linear(net.head):
         outputs, losses, flipped = _rao_blackwell(net, net.head, x, _opposite(net, last, x), objective)

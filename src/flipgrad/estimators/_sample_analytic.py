@@ -28,11 +28,11 @@ from flipgrad.affine import AffineMap, Signal
 from flipgrad.contract import CostHead, LayerCall, LocalEstimator, Network, Prior, WeightCall
 from flipgrad.errors import InputError
 from flipgrad.estimators._head import HeadGradient, head_losses, stream_losses
-from flipgrad.guards import capturing, once
+from flipgrad.guards import cannot_look, capturing, once
 from flipgrad.jets import Jets
 from flipgrad.noise import Noise
 from flipgrad.norms import SignMap
-from flipgrad.objectives import Objective
+from flipgrad.objectives import LinearHeadObjective, Objective
 from flipgrad.residual import Residual, order_for
 
 # A log ratio is given this many times the tolerance of a flip product: of an error in it, a posterior mean keeps less than a
@@ -89,8 +89,9 @@ class SampleAnalytic(LocalEstimator):
         if net.ends_in_stream:
             self._check_stream_head()
             return stream_losses(net, last, states, objective, self.tolerance, flip=self.flip_head)
-        # Where PSA is to evaluate no flips, an averaged head would; ST has one only if it is asked for.
-        evaluates = self.flip_head or not self.flips
+        # Where PSA is to evaluate no flips, an averaged head would; ST has one only if it is asked for. Under torch.vmap the
+        # averages that are known without flips are made by evaluating these: an estimate is the same there.
+        evaluates = self.flip_head or not self.flips or (isinstance(objective, LinearHeadObjective) and cannot_look())
         flip, tolerance = self.flip_head, self.tolerance
         return head_losses(
             net, last, states, objective, self.head_gradient, flip=flip, tolerance=tolerance, evaluates_flips=evaluates
