@@ -25,6 +25,7 @@ def test_broken_links_are_found(look, tmp_path):
     assert sorted(look.broken_links(tmp_path)) == ["a.html: b.html#there: no such place", "a.html: c.html", "b.html: no.png"]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_page_is_told(look, tmp_path):
     if look.BROWSER is None:
         pytest.skip("needs chromium, chromium-browser or google-chrome on the PATH")
