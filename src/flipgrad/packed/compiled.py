@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flipgrad import machine
+from flipgrad.errors import InputError
 from flipgrad.native.loading import PORTABLE, load
 from flipgrad.packed import lowering, plain
 from flipgrad.packed.lowering import NoStepsError, Program
@@ -90,7 +91,8 @@ def random_words(units: int, *, seed: int, layer: int, example: int, sample: int
     """The library's own :func:`flipgrad.packed.random_words.words`, to be compared."""
     call = _Call(0, 0, example, sample, seed, 1, INSTRUCTIONS[instructions])
     found = np.empty(units, np.uint32)
-    assert _library is not None
+    if _library is None:
+        raise InputError("the compiled library is not there: install the package where there is a C++ compiler (pip install .)")
     _library.flipgrad_packed_words(ctypes.byref(call), ctypes.c_int64(layer), ctypes.c_int64(units), _address(found))
     return found
 

@@ -260,8 +260,7 @@ class _Lowering:
                 "scale": per_channel(scale * factor, np.float64),
                 "shift": per_channel(shift, np.float64),
             }
-        elif self.stochastic:
-            assert isinstance(sign, parts.Sign)
+        elif self.stochastic and isinstance(sign, parts.Sign):
             fields |= self.table(sums, sign, (scale, shift, factor, falls), integers.bound, found)
         else:
             fields |= {"result": THRESHOLD, "thresholds": per_channel(limits, np.int32, np.iinfo(np.int32).max)}
@@ -298,7 +297,8 @@ class _Lowering:
             over = (*held.stored, 1, 1)[:3]
             weights = weights.reshape(len(weights), *over)
             return replace(held, shape=over, stored=over), weights, parts.Convolution(weights)
-        assert not isinstance(part, parts.Linear)
+        if isinstance(part, parts.Linear):
+            raise RuntimeError("weights of two dimensions are those of a fully connected layer")
         mode = getattr(part, "padding_mode", "zeros")
         if any(part.padding) and (mode != "zeros" or part.padding_value):
             held = self.padded(held, part.padding, part.padding_value, mode)
