@@ -74,6 +74,7 @@ _TABLE: tuple[tuple[str, str, str, tuple[float, ...], float], ...] = (
     ("ZGR", "#E0607A", "h", SOLID, OTHER),
     ("GumbelRao", "#6B8E00", "<", SOLID, OTHER),
     ("ADF", "#6A6A6A", ">", SOLID, OTHER),
+    ("ADF states", "#3E6E73", "$S$", SOLID, OTHER),
     ("LocalReparam", "#8A8F99", "d", SOLID, OTHER),
     ("REINFORCE + mean", "#B07A10", "^", SCORE, OTHER),
     ("MuProp", "#5E5A1E", "s", SCORE, OTHER),
