@@ -203,7 +203,7 @@ def _figure(experiment: object, record: dict[str, object], results: Path) -> str
     claims = record["claims"]
     shown = claims if len(claims) <= 8 else claims[:8]
     for claim in shown:
-        verdict = "Holds" if claim["holds"] else "Does not hold"
+        verdict = {True: "Holds", False: "Does not hold", None: "Undecided"}[claim["holds"]]
         lines.append(f"- **{verdict}**: {claim['text']}. {claim['numbers']}")
     if len(claims) > len(shown):
         lines.append(f"- and {len(claims) - len(shown)} more, with tables: [all of it](results/{experiment.name}.md)")
