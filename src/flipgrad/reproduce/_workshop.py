@@ -228,7 +228,7 @@ class Claim:
         return {key: value for key, value in asdict(self).items() if key in ("text", "holds", "numbers") or value}
 
     def __str__(self) -> str:
-        return f"- {VERDICTS[self.holds]}: {self.text}\n  {self.numbers}"
+        return f"- {VERDICTS[self.holds]}{' in one seed' * (self.seeds == 1)}: {self.text}\n  {self.numbers}"
 
 
 @dataclass(frozen=True)

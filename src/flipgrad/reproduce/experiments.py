@@ -19,7 +19,7 @@ from flipgrad.plots.report import duration, template
 from flipgrad.plots.style import with_palette
 from flipgrad.reproduce import accuracy, beyond, cifar, learning, timing, toy, vae, weights
 from flipgrad.reproduce._cells import RESULT, folder_name, read_result
-from flipgrad.reproduce._workshop import Experiment, Sheet, Workshop, as_text
+from flipgrad.reproduce._workshop import VERDICTS, Experiment, Sheet, Workshop, as_text
 from flipgrad.training.models import cifar_net
 
 # What is cheap and needs no images comes first.
@@ -35,7 +35,7 @@ PAGE = "report.html"
 DIGITS = 5
 BY_SCALE = (
     "The paper's claims by scale and augmentation. The verdict over several seeds is that of the 95% interval of their mean: "
-    "undecided where this leaves it open. One seed decides nothing about others."
+    "undecided where this leaves it open. What one seed shows may be chance."
 )
 # Seconds of the probe on the machine where the costs of experiments were recorded.
 PROBE = 0.026
@@ -132,10 +132,9 @@ def claims_by_scale(records: Sequence[Mapping[str, Any]]) -> Sheet | None:
         for claim in record["claims"]:
             if "about" in claim:
                 claims[claim["about"]] = None
-                told = {True: "holds", False: "does not hold", None: "undecided"}[claim["holds"]]
-                seeds = claim.get("seeds", 1)
+                told, seeds = VERDICTS[claim["holds"]].lower(), claim.get("seeds", 0)
                 column = columns.setdefault(f"{record['scale']}, {claim['where']}", {})
-                column[claim["about"]] = f"{told} ({seeds} seed{'s' * (seeds != 1)})"
+                column[claim["about"]] = f"{told} in one seed" if seeds == 1 else f"{told} ({seeds} seeds)"
     if not claims:
         return None
     return Sheet(
