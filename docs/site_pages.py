@@ -17,7 +17,8 @@ from flipgrad import cli
 # underscore calls private, base classes, and the types inside public signatures.
 NOT_PUBLIC = (
     r"flipgrad\.(.*\.)?_.*",
-    r"flipgrad\.(affine|connections|flips\.choice|flips\.form|layers|objectives|packed\.parts|plots\.\w+|residual|steps|training\.\w+)\.\w+",
+    r"flipgrad\.(affine|connections|flips\.choice|flips\.form|layers|objectives|packed\.parts|plots\.\w+)\.\w+",
+    r"flipgrad\.(residual|steps|training\.\w+)\.\w+",
     r"flipgrad\.(estimators\.baselines\.BaselineEstimator|norms|flips\.rank_one|reproduce\.experiments\.PROBE)",
     r"flipgrad\.(errors\.)?StorageError|StorageError|flipgrad\.network\.NetT|flipgrad\.jets\.Added",
 )

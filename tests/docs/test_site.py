@@ -88,6 +88,13 @@ def test_the_reference_has_what_public_classes_are_made_of(site_pages):
     assert {base for base in unknown if not any(re.match(f"{name}$", base) for name in site_pages.NOT_PUBLIC)} == set()
 
 
+def test_docstrings_of_properties_have_no_colon_that_napoleon_takes_for_the_end_of_a_type(site_pages):
+    for name in re.findall(r"^\.\. autoclass:: (\S+)$", "\n".join(site_pages.reference().values()), re.MULTILINE):
+        for key, member in vars(attribute(name)).items():
+            if isinstance(member, property) and not key.startswith("_"):
+                assert ": " not in (member.__doc__ or "").partition("\n")[0], f"{name}.{key}"
+
+
 def attribute(name):
     module, _, last = name.rpartition(".")
     return getattr(import_module(module), last)
