@@ -41,21 +41,28 @@ OPTIONS = [
     "--disable-sync",
     "--hide-scrollbars",
     "--enable-logging=stderr",
-    "--virtual-time-budget=8000",
+    "--virtual-time-budget=12000",
 ]
-# A page in a frame of a width, as a browser window cannot be as narrow as a telephone. What it finds it writes into its title.
-# The theme is kept where the site's own switch keeps it. The frame becomes as tall as the page.
-FRAME = """<!DOCTYPE html><title>waiting</title><body style="margin:0">
-<iframe id="f" style="border:0;width:WIDTHpx;height:900px"></iframe><script>
-localStorage.setItem("theme", "THEME");
-const f = document.getElementById("f");
-f.onload = () => setTimeout(() => {
-  const d = f.contentDocument, broken = [...d.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src);
-  const tall = Math.min(TALLEST, d.documentElement.scrollHeight);
-  f.style.height = tall + "px";
-  document.title = JSON.stringify({broken, wide: d.documentElement.scrollWidth, tall});
-}, 1500);
-f.src = "PAGE";
+# A page in frames side by side, one for each view, as a window of a browser cannot be as narrow as a telephone. A theme is kept
+# where the site's own switch keeps it. A frame becomes as tall as its page. What is found is written into the title.
+FRAMES = """<!DOCTYPE html><title>waiting</title><body style="margin:0;display:flex;align-items:flex-start"><script>
+const told = [], views = VIEWS;
+function show(number) {
+  if (number == views.length) { document.title = JSON.stringify(told); return; }
+  localStorage.setItem("theme", views[number][1]);
+  const f = document.createElement("iframe");
+  f.style = "border:0;flex:none;height:900px;width:" + views[number][0] + "px";
+  f.onload = () => setTimeout(() => {
+    const d = f.contentDocument, broken = [...d.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src);
+    const tall = Math.min(TALLEST, d.documentElement.scrollHeight);
+    f.style.height = tall + "px";
+    told.push({broken, wide: d.documentElement.scrollWidth, tall});
+    show(number + 1);
+  }, 1500);
+  f.src = "PAGE";
+  document.body.append(f);
+}
+show(0);
 </script>"""
 
 
@@ -116,30 +123,29 @@ def browse(address: str, profile: Path, *options: str) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
-def look(page: str, view: tuple[int, str], server: Server, shots: Path) -> list[str]:
-    """What is wrong with a page in a view; its picture goes to ``shots``."""
-    width, theme = view
-    texts = {"PAGE": f"/{page}", "WIDTH": str(width), "THEME": theme, "TALLEST": str(TALLEST)}
-    frame = FRAME
-    for name, text in texts.items():
-        frame = frame.replace(name, text)
-    (server.site / FRAME_NAME).write_text(frame, encoding="utf-8")
-    dark = "" if theme == "light" else f"-{theme}"
-    shot = shots / f"{page.replace('/', '-').removesuffix('.html')}-{width}{dark}.png"
-    size = f"--window-size={max(width, 500)},{TALLEST}"
-    done = browse(f"{server.address}/{FRAME_NAME}", server.profile, size, f"--screenshot={shot}")
+def look(page: str, server: Server, shots: Path) -> list[str]:
+    """What is wrong with a page; its pictures go to ``shots``."""
+    frames = FRAMES.replace("VIEWS", json.dumps(VIEWS)).replace("TALLEST", str(TALLEST)).replace("PAGE", f"/{page}")
+    (server.site / FRAME_NAME).write_text(frames, encoding="utf-8")
+    whole = shots / "whole.png"
+    size = f"--window-size={sum(width for width, _ in VIEWS)},{TALLEST}"
+    done = browse(f"{server.address}/{FRAME_NAME}", server.profile, size, f"--screenshot={whole}")
     problems = [line.split("CONSOLE", 1)[1] for line in done.stderr.splitlines() if "CONSOLE" in line]
-    title = re.search(r"<title>(\{.*?\})</title>", done.stdout)
+    title = re.search(r"<title>(\[.*?\])</title>", done.stdout)
     if title is None:
-        problems.append("it did not load")
-    else:
-        told = json.loads(title[1].replace("&amp;", "&"))
+        return [f"{page}: {problem}" for problem in (*problems, "it did not load")]
+    left = 0
+    for (width, theme), told in zip(VIEWS, json.loads(title[1].replace("&amp;", "&")), strict=True):
         problems += [f"image {image}" for image in told["broken"]]
         if told["wide"] > width:
-            problems.append(f"it is {told['wide']} pixels wide")
-        with Image.open(shot) as whole:
-            whole.crop((0, 0, width, told["tall"])).save(shot)
-    return [f"{page}, {width} px, {theme}: {problem}" for problem in problems]
+            problems.append(f"{told['wide']} pixels wide in {width}")
+        with Image.open(whole) as picture:
+            picture.crop((left, 0, left + width, told["tall"])).save(
+                shots / f"{page.replace('/', '-').removesuffix('.html')}-{width}-{theme}.png"
+            )
+        left += width
+    whole.unlink()
+    return [f"{page}: {problem}" for problem in problems]
 
 
 def hits(question: str, server: Server) -> list[str]:
@@ -169,8 +175,7 @@ def looked_at(site: Path, shots: Path, pages: list[str] | None = None) -> list[s
     problems = broken_links(site)
     with served(site) as server:
         for page in chosen:
-            for view in VIEWS:
-                problems += look(page, view, server, shots)
+            problems += look(page, server, shots)
     return problems
 
 

@@ -1,5 +1,5 @@
 """
-.. index:: skip connections, skip connection, norms, pooling
+.. index:: ! skip connections, ! skip connection, ! norms, ! pooling
 
 2. Your own network, in a plain PyTorch loop
 ============================================

@@ -1,5 +1,5 @@
 """
-.. index:: adding an estimator, add an estimator, own estimator
+.. index:: ! adding an estimator, ! add an estimator, ! own estimator
 
 4. Invent an estimator
 ======================

@@ -1,5 +1,5 @@
 """
-.. index:: uncertainty, uncertainty per input, disagreement of members
+.. index:: ! uncertainty, ! uncertainty per input, ! disagreement of members
 
 7. Uncertainty, input by input
 ==============================

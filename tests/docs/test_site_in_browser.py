@@ -79,9 +79,11 @@ def test_what_is_wrong_with_a_page_is_told(browser, tmp_path):
     (site / "bad.html").write_text(f"<!DOCTYPE html><title>bad</title>{bad}")
     found = browser.looked_at(site, tmp_path / "shots")
     assert not any(problem.startswith("good") for problem in found)
-    assert any("bad.html, 375 px, light: it is 6" in problem for problem in found)
+    assert any("bad.html: 608 pixels wide in 375" in problem for problem in found)
     assert any("nothing is not defined" in problem for problem in found)
-    assert {path.name for path in (tmp_path / "shots").iterdir()} >= {"good-375.png", "good-1280.png", "good-1280-dark.png"}
+    assert {path.name for path in (tmp_path / "shots").iterdir()} >= {
+        f"good-{view}.png" for view in ("375-light", "1280-light", "1280-dark")
+    }
 
 
 @pytest.mark.slow
