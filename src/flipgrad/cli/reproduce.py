@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flipgrad.cli._shared import working
+from flipgrad.cli._shared import rough, working
 from flipgrad.errors import InputError
 from flipgrad.plots.report import duration
 from flipgrad.reproduce import EXPERIMENTS, SCALES, DaskRunner, LocalRunner, Workshop, keep, write_report
@@ -88,19 +88,6 @@ def _list(output: Path | None, workers: int | None) -> Table:
     table = Table("name", "figure", *SCALES, caption="Time on this machine: measured, or ≈ estimated from recorded times")
     for experiment in EXPERIMENTS.values():
         costs = [cost(experiment, scale, output or RESULTS / scale, speed, workers) for scale in SCALES]
-        times = [duration(seconds) if measured else f"≈ {_rough(seconds)}" for seconds, measured in costs]
+        times = [duration(seconds) if measured else f"≈ {rough(seconds)}" for seconds, measured in costs]
         table.add_row(experiment.name, experiment.title, *times)
     return table
-
-
-def _rough(seconds: float) -> str:
-    """An estimate, with no more digits than it is worth.
-
-    >>> [_rough(seconds) for seconds in (3.2, 130.0, 6000.0, 400000.0)]
-    ['3 s', '2 min', '1.7 h', '5 days']
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.2g} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"

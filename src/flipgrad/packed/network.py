@@ -141,7 +141,7 @@ class PackedNetwork:
 
     @property
     def draws(self) -> bool:
-        """Whether states can be drawn: not if the network was packed without noise."""
+        """Whether states can be drawn, which they cannot if the network was packed without noise."""
         return not any(isinstance(part, Sign) and part.noise == NO_NOISE for part in walk(self.program))
 
     def check_draws(self) -> None:

@@ -36,7 +36,9 @@ from flipgrad.packed.c_source.values import (
 from flipgrad.packed.parts import Array, Part, Value
 from flipgrad.packed.tables import WORDS, chances, first_positive
 
+# The arithmetic of the first layer and the head.
 Numbers = Literal["float", "double", "fixed"]
+# How the stream of residual blocks is stored.
 Stream = Literal["int16", "int32", "real"]
 
 # What stored numbers of each type are limited to.
