@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flipgrad.cli._shared import working
+from flipgrad.cli._shared import rough, working
 from flipgrad.errors import InputError
 from flipgrad.machine import cores
 from flipgrad.plots.report import duration
@@ -69,6 +69,8 @@ def reproduce(
     wanted = [name for name in dict.fromkeys(names) if name != REPORT]
     if ALL in names:
         wanted = [name for name, experiment in EXPERIMENTS.items() if scale in experiment.efforts() or scale not in SCALES]
+    for name in wanted if scale in SCALES else ():
+        EXPERIMENTS[name].check(scale, in_parts=finished or kept is not None)
     if wanted:
         runner = DaskRunner(dask) if dask else LocalRunner(workers)
         augmentations = [name.strip() for name in augment.split(",")] if augment else None
@@ -85,8 +87,6 @@ def _make(names: list[str], console: Console, folder: Path, scale: str, seed: in
     try:
         with working(console) as work:
             shop = Workshop(folder, scale, seed, work.advance, **options)
-            for name in names:
-                EXPERIMENTS[name].check(shop)
             for name in names:
                 console.print(EXPERIMENTS[name].reproduce(shop), soft_wrap=True)
     except KeyboardInterrupt:
@@ -112,19 +112,6 @@ def _time(experiment: Experiment, scale: str, folder: Path, speed: float, worker
     if found is not None and found[2] > 0:
         parts, total, left = found
         estimate = speed * experiment.efforts()[scale][0] / min(workers or cores(), total)
-        return f"≈ {_rough(left * estimate)} left of ≈ {_rough(estimate)}, {parts} of {total} done"
+        return f"≈ {rough(left * estimate)} left of ≈ {rough(estimate)}, {parts} of {total} done"
     seconds, measured = cost(experiment, scale, folder, speed, workers)
-    return duration(seconds) if measured else f"≈ {_rough(seconds)}"
-
-
-def _rough(seconds: float) -> str:
-    """An estimate, with no more digits than it is worth.
-
-    >>> [_rough(seconds) for seconds in (3.2, 130.0, 6000.0, 400000.0)]
-    ['3 s', '2 min', '1.7 h', '5 days']
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.2g} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"
+    return duration(seconds) if measured else f"≈ {rough(seconds)}"

@@ -19,6 +19,7 @@ the tolerance, relative to the root mean square of the result, the result is giv
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ LEAST_EXPANDED_TERMS = 2**20
 # With larger weights it never does, whatever the data.
 LARGEST_EXPANDED_WEIGHT = 0.5
 # Outputs whose weights, and examples whose derivatives, tell how far it reaches.
-OUTPUTS_READ, EXAMPLES_READ = 128, 8
+OUTPUTS_READ, EXAMPLES_READ = 64, 8
 # The error is taken to be this much larger than what is left out: derivatives and weights are not independent.
 MARGIN = 1.5
 LOGISTIC = Logistic()
@@ -78,13 +79,17 @@ def _expanded(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, tolera
         return None
     p = torch.sigmoid(logits)
     slopes = torch.addcmul(p, p, p, value=-1)
-    moments, errors = _Moments.of(squares, p, slopes), p - targets
+    moments, errors = _Moments.of(squares), p - targets
     # The result is about as large as its first order; where that is far too small, no product is begun.
-    expected = float(errors[:EXAMPLES_READ].square().mean() * moments.second) ** 0.5
+    expected = float(errors.norm()) * (moments.second / errors.numel()) ** 0.5
+    known = moments.beyond_fourth(largest) > 2 * tolerance * expected
+    moments = moments.at(p, slopes) if known else moments
     if moments.beyond_fourth(largest) > 2 * tolerance * expected:
         return None
     result = torch.addcmul(errors @ weight, x, slopes @ squares, value=-1)
     allowed = tolerance / MARGIN * float(result.norm()) / max(1, result.numel()) ** 0.5
+    if moments.beyond_second() > allowed and not known:
+        moments = moments.at(p, slopes)
     if moments.beyond_second() <= allowed:
         return result
     if moments.beyond_fourth(largest) > allowed:
@@ -96,7 +101,7 @@ def _expanded(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, tolera
 
 
 class _Moments(NamedTuple):
-    """Of the weights of a unit, on average, and of derivatives of F at some examples.
+    """Of the weights of a unit, on average, and of derivatives of F: those at some examples, else the largest there are.
 
     Attributes:
         second: the sum of squares.
@@ -110,35 +115,39 @@ class _Moments(NamedTuple):
     second: float
     fourth: float
     sixth: float
-    slope: float
-    bend: float
-    third: float
+    slope: float = 1 / 4
+    bend: float = 3**-0.5 / 6
+    third: float = 1 / 8
 
     @staticmethod
-    def of(squares: Tensor, p: Tensor, slopes: Tensor) -> _Moments:
-        """From squares of the weights [K, n], and F and F' at all outputs; of some outputs and examples."""
+    def of(squares: Tensor) -> _Moments:
+        """From squares of the weights [K, n], of some outputs."""
         every = max(1, len(squares) // OUTPUTS_READ)
         share = len(squares[::every]) / max(1, len(squares))
         squares = squares[::every]
         fourth = squares * squares
         sixth = float((squares * fourth).sum()) / share / squares.shape[1]
+        high = float(fourth.sum(0).norm()) / squares.shape[1] ** 0.5 / share
+        second = float(squares.sum()) / share / squares.shape[1]
+        return _Moments(second, high, sixth)
+
+    def at(self, p: Tensor, slopes: Tensor) -> _Moments:
+        """With the derivatives where the outputs have these F and F', [B, K]; of some examples."""
         p, q = p[:EXAMPLES_READ], slopes[:EXAMPLES_READ]
         bend = float(torch.addcmul(q, q, p, value=-2).square().mean()) ** 0.5
         third = float(torch.addcmul(q, q, q, value=-6).abs().mean())
-        high = float(fourth.sum(0).square().mean()) ** 0.5 / share
-        second = float(squares.sum()) / share / squares.shape[1]
-        return _Moments(second, high, sixth, float(q.mean()), bend, third)
+        return self._replace(slope=float(q.mean()), bend=bend, third=third)
 
     def beyond_second(self) -> float:
-        """What the third and the fourth order come to."""
-        return float(2 / 3 * self.bend * self.sixth**0.5 + self.third * self.fourth / 3)
+        """What the third and the fourth order come to: they have independent signs, of weights and of states."""
+        return math.hypot(2 / 3 * self.bend * self.sixth**0.5, self.third * self.fourth / 3)
 
     def beyond_fourth(self, largest: float) -> float:
         """What the fifth and the sixth order come to at most, with this ``largest`` square of a weight.
 
         The fourth derivative of F is at most twice the second, and the fifth at most the first.
         """
-        return float(4 / 15 * self.bend * largest * self.sixth**0.5 + 2 / 45 * self.slope * self.sixth)
+        return math.hypot(4 / 15 * self.bend * largest * self.sixth**0.5, 2 / 45 * self.slope * self.sixth)
 
 
 class SoftmaxFlips:
