@@ -215,6 +215,9 @@ def test_the_medium_scale_stands_beside_the_small_one(tmp_path, quick, monkeypat
     record = {"title": "Figure 4: learning", "claims": [{**small, "numbers": "1"}], "scale": "small", "sheets": []}
     kept.mkdir()
     fg.files.write_json(kept / "cifar.json", record)
+    keep(kept, kept)
+    (table,) = result(kept, "cifar")["sheets"]
+    assert table["head"][2] == "medium (not run: flipgrad reproduce cifar --scale medium)"
     for _ in range(2):
         page = keep(out, kept).read_text()
     table = result(kept, "cifar")["sheets"]
