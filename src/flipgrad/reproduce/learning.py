@@ -48,12 +48,15 @@ class TrainingPlan:
     noise: str = "logistic"
     model: str = AUTO
 
-    def cell(self, shop: Workshop, name: str, estimator: str, augment: str, rate: float | str = AUTO) -> Cell:
-        """The training with one ``estimator``; with a ``rate`` that is a number there is no search."""
+    def cell(self, shop: Workshop, name: str, estimator: str, augment: str, rate: float | str = AUTO, repeat: int = 0) -> Cell:
+        """The training with one ``estimator``; with a ``rate`` that is a number there is no search.
+
+        The ``repeat`` is added to the seed.
+        """
         network = {"data": self.data, "width": self.width, "noise": self.noise, "estimator": estimator}
         search = {"search_trials": self.trials, "search_epochs": self.trial_epochs, "search_images": self.trial_images}
-        course = {"epochs": self.epochs, "lr": rate, "augment": augment, "eval_train": self.watched, "seed": shop.seed}
-        values = {**FIXED, **network, **search, **course}
+        course = {"epochs": self.epochs, "lr": rate, "augment": augment, "eval_train": self.watched}
+        values = {**FIXED, **network, **search, **course, "seed": shop.seed + repeat}
         if self.model != AUTO:
             values["model"] = self.model
         trials = self.trials * self.trial_epochs if rate == AUTO else 0
