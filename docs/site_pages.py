@@ -216,29 +216,39 @@ def paper(results: Path) -> str:
 
     parts = []
     for experiment in in_the_papers_order():
-        path = results / f"{experiment.name}.json"
-        if path.is_file():
-            record = json.loads(path.read_text(encoding="utf-8"))
-            parts.append(_figure(experiment, record, results))
+        for stem in dict.fromkeys(map(experiment.stem, experiment.efforts())):
+            path = results / f"{stem}.json"
+            if path.is_file():
+                record = json.loads(path.read_text(encoding="utf-8"))
+                parts.append(_figure(experiment, stem, record, results))
     return PAPER + "\n".join(parts)
 
 
-def _figure(experiment: object, record: dict[str, object], results: Path) -> str:
+def _figure(experiment: object, stem: str, record: dict[str, object], results: Path) -> str:
+    from flipgrad.reproduce._workshop import Sheet
+    from flipgrad.reproduce.experiments import BY_SCALE
+
     place, title = experiment.place, str(record["title"])
-    lines = [f"## {place or 'Beyond'}: {title.partition(': ')[2] or title}\n"]
-    lines += ["**The paper.** " + experiment.words + "\n" if place else experiment.words + "\n", "**Ours.**\n"]
-    for figure in (experiment.name, *experiment.figures):
+    other = f", {record['scale']} scale" if stem != experiment.name else ""
+    lines = [f"## {place or 'Beyond'}: {title.partition(': ')[2] or title}{other}\n"]
+    if not other:
+        lines += ["**The paper.** " + experiment.words + "\n" if place else experiment.words + "\n"]
+    lines.append("**Ours.**\n")
+    for figure, caption in {stem: title, **experiment.captions(str(record["scale"]))}.items():
         if (results / f"{figure}.png").is_file():
-            lines.append(f"![{experiment.figures.get(figure, title)}](results/{figure}.png)\n")
+            lines.append(f"![{caption}](results/{figure}.png)\n")
+    for sheet in record.get("sheets", []):
+        if sheet["caption"] == BY_SCALE and not other:
+            lines.append(f"{Sheet(**sheet)}\n")
     claims = record["claims"]
     shown = claims if len(claims) <= 8 else claims[:8]
     for claim in shown:
-        verdict = "Holds" if claim["holds"] else "Does not hold"
+        verdict = {True: "Holds", False: "Does not hold", None: "Undecided"}[claim["holds"]]
         lines.append(f"- **{verdict}**: {claim['text']}. {claim['numbers']}")
     if len(claims) > len(shown):
-        lines.append(f"- and {len(claims) - len(shown)} more, with tables: [all of it](results/{experiment.name}.md)")
+        lines.append(f"- and {len(claims) - len(shown)} more, with tables: [all of it](results/{stem}.md)")
     command = f"flipgrad reproduce {experiment.name} --scale {record['scale']}"
-    return "\n".join([*lines, "", f"Made by `{command}`; [text and tables](results/{experiment.name}.md).", ""])
+    return "\n".join([*lines, "", f"Made by `{command}`; [text and tables](results/{stem}.md).", ""])
 
 
 PAPER = """# The paper, figure by figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import pkgutil
 import re
 from importlib import import_module
@@ -15,6 +16,10 @@ import torch
 
 import flipgrad
 from flipgrad import cli
+from flipgrad.plots.style import with_palette
+from flipgrad.reproduce import EXPERIMENTS
+from flipgrad.reproduce._workshop import as_text
+from flipgrad.reproduce.experiments import rounded
 
 DOCS = Path(__file__).parents[2] / "docs"
 # What is generated, or holds results.
@@ -46,6 +51,32 @@ def test_every_block_of_python_runs(page, number, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     exec(compile(code, f"{page}, block {number}", "exec"), {})
+
+
+# Bytes of all results that are kept, the page included: they come with every clone.
+LARGEST_RESULTS = 2_500_000
+
+
+def test_the_results_that_are_kept_are_small_and_as_keep_writes_them():
+    results = DOCS / "results"
+    assert sum(path.stat().st_size for path in results.rglob("*") if path.is_file()) <= LARGEST_RESULTS
+    advice = "flipgrad reproduce report --output docs/results --keep docs/results makes them so"
+    for path in results.glob("*.png"):
+        assert with_palette(path.read_bytes()) == path.read_bytes(), f"{path}: {advice}"
+    for path in results.glob("measured/*.json"):
+        stored = json.loads(path.read_text())
+        stored.pop("checksum")
+        assert rounded(stored) == stored, f"{path}: {advice}"
+    for path in results.glob("*.json"):
+        assert path.with_suffix(".md").read_text() == as_text(json.loads(path.read_text())), f"{path}: {advice}"
+
+
+def test_the_page_of_the_paper_has_the_claims_by_scale(site_pages):
+    text = site_pages.paper(DOCS / "results")
+    assert "| claim | small, " in text
+    for experiment in EXPERIMENTS.values():
+        if (DOCS / f"results/{experiment.name}.png").is_file():
+            assert f"](results/{experiment.name}.png)" in text
 
 
 def test_there_are_eight_lessons():

@@ -547,6 +547,8 @@ class Compiler:
         source = self.stored(given, later)
         value = part.result(source.value)
         whole = source.form != "real"
+        if name == "window_sum" and whole and not source.exact:
+            name = "window_sum_limited"
         call = self.function(name, source.form, whole=whole)
         line = f"{call}({'sums' if whole else 'row'}, {source.address}, {self._pool_layer(part, source, value)}, i);"
         row = Row(value, whole, source.drawn, [source], [line], exact=whole and source.exact)
