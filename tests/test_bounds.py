@@ -10,6 +10,7 @@ import reference
 from flipgrad import bounds, exact
 from flipgrad.data import toy
 from flipgrad.estimators import ESTIMATORS
+from flipgrad.objectives import of_copies
 from flipgrad.training.models import fully_connected as toy_net
 from reference import assert_same, batch, chain, fully_connected, gradients
 
@@ -262,6 +263,30 @@ def test_antithetic_draws_have_the_same_mean_and_less_variance():
     assert bool(((draws[True].mean(0) - truth).abs() < 5 * error).all())
     independent, pairs = (draws[key].var(0).sum() for key in (False, True))
     assert pairs < 0.8 * independent
+
+
+@pytest.mark.parametrize("objective", ["cross-entropy", "soft", "bits", "normal", "squares", "logistic"])
+def test_several_draws_know_their_flips_as_one_does(objective):
+    """An objective of ours stays one for the copies: its flips are known, and the gradient is that of evaluating them."""
+    torch.manual_seed(0)
+    made = {
+        "cross-entropy": fg.CrossEntropy(torch.tensor([0, 2, 1])),
+        "soft": fg.SoftCrossEntropy(torch.rand(3, 3).double().softmax(1)),
+        "bits": fg.BernoulliLikelihood(torch.rand(3, 3).double()),
+        "normal": fg.GaussianLikelihood(torch.randn(3, 3).double(), torch.rand(3).double() + 0.5),
+        "squares": fg.SquaredError(torch.randn(3, 3).double()),
+        "logistic": fg.LogisticLoss(torch.tensor([1, -1, 1])),
+    }[objective]
+    assert type(of_copies(made, 2, 3)) is type(made)
+    net, x = fully_connected(2, 5, 5, 1 if objective == "logistic" else 3, scale=1.0), torch.randn(3, 2).double()
+    noise = [net.binary_layers[0].noise.sample_like(torch.zeros(6, 5).double()) for _ in range(2)]
+    # Bits have no averaged gradient of the head without flips that are evaluated.
+    rule = fg.PSA(exact=True, head="sampled" if objective == "bits" else "rao-blackwell")
+    known, evaluated = (
+        bounds.mean_losses(net, x, each, 2, estimator=rule, noise=noise) for each in (made, lambda outputs: made(outputs))
+    )
+    assert_same(known, evaluated)
+    assert_same(gradients(known.sum(), net), gradients(evaluated.sum(), net))
 
 
 def test_refuses_what_has_no_pairs(problem):

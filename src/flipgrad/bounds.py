@@ -20,7 +20,7 @@ from flipgrad.contract import Batch, Estimator, LocalEstimator, Network, check_e
 from flipgrad.errors import InputError
 from flipgrad.guards import keeping_buffers
 from flipgrad.network import BinaryNetwork, check_network
-from flipgrad.objectives import Objective, evaluate
+from flipgrad.objectives import Objective, evaluate, of_copies
 from flipgrad.sampling import Mirrored
 
 
@@ -212,9 +212,7 @@ class MeanOfDraws(_ManyDraws):
         self.antithetic = antithetic
 
     def _losses(self, net: Network, rule: Estimator, copies: Batch, shape: tuple[int, int]) -> Tensor:
-        def objective(outputs: Tensor) -> Tensor:
-            return evaluate(copies.objective, outputs.unflatten(-2, shape)).flatten(-2)
-
+        objective = of_copies(copies.objective, *shape)
         draw = Mirrored(copies.draw) if self.antithetic else copies.draw
         losses: Tensor = rule.losses(net, replace(copies, objective=objective, draw=draw)).unflatten(0, shape)
         return losses.mean(0)

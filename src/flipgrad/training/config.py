@@ -126,7 +126,12 @@ class TrainConfig:
     )
     samples: int = _option(1, METHOD, "Draws of all noises per update.", least=1)
     draws: str = _choice(
-        METHOD, "independent, or antithetic: pairs with opposite noise, less variance.", "independent", "antithetic"
+        METHOD,
+        "Several draws: independent, or antithetic, pairs with opposite noise, less variance; auto is antithetic for an even "
+        "number by psa or st.",
+        AUTO,
+        "independent",
+        "antithetic",
     )
     epochs: int = _option(45, METHOD, "Passes over the training images.", least=1)
     batch_size: int = _option(64, METHOD, "Images per update, of all processes together.", least=1)
