@@ -12,7 +12,7 @@ import flipgrad as fg
 from flipgrad.data import Split, digits
 from flipgrad.errors import StorageError
 from flipgrad.estimators.names import for_training
-from flipgrad.training import DivergenceError, RunFolder, TrainConfig, Trainer, digits_net, train
+from flipgrad.training import DivergenceError, RunFolder, TrainConfig, Trainer, digits_net, make_net, train
 from flipgrad.training.trainer import draws_pairs
 from torture.runs import records, timeless
 
@@ -144,6 +144,20 @@ def test_going_on_is_exact(tmp_path, options, updates):
 def test_antithetic_draws_train_otherwise_than_independent_ones(tmp_path):
     nets = [run(tmp_path / draws, net=small_net(0), samples=2, draws=draws)[1] for draws in ("independent", "antithetic")]
     assert not all(torch.equal(value, nets[1].state_dict()[name]) for name, value in nets[0].state_dict().items())
+
+
+def test_draws_that_share_layers_train_otherwise_than_whole_ones_and_go_on_exactly(tmp_path):
+    whole, apart = (run(tmp_path / f"{shared}", net=small_net(0), samples=2, shared=shared)[1] for shared in (1, 0))
+    assert not all(torch.equal(value, apart.state_dict()[name]) for name, value in whole.state_dict().items())
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", net=small_net(0), arguments={"stop": StopAfter(6)}, samples=2, shared=1)
+    parts = resume(tmp_path / "parts", net=small_net(5), samples=2, shared=1)[1]
+    assert all(torch.equal(value, parts.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+def test_more_shared_layers_than_there_are_is_refused_before_the_training():
+    with pytest.raises(fg.InputError, match=r"shared=9: of the 2 binary layers .* share at most 1"):
+        make_net(config(data="digits", samples=2, shared=9), digits())
 
 
 @pytest.mark.parametrize(

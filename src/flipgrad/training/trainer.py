@@ -175,6 +175,8 @@ class Trainer:
             how["weight_noise"] = weight_noise
         if noise is None and self._antithetic:
             how["antithetic"] = True
+        if self.config.shared:
+            how["shared"] = self.config.shared
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
             losses = LOSSES[self.config.objective](self._model, x, objective, self.config.samples, **how).sum()
         (losses * factor).backward()
