@@ -11,12 +11,14 @@ from pathlib import Path
 from types import ModuleType
 
 import flipgrad
+from flipgrad import cli
 
 # Names that docstrings and annotations mention and that are no part of the public face, as regular expressions: what a leading
 # underscore calls private, base classes, and the types inside public signatures.
 NOT_PUBLIC = (
     r"flipgrad\.(.*\.)?_.*",
-    r"flipgrad\.(affine|connections|flips\.choice|flips\.form|layers|packed\.parts|plots\.\w+|residual|steps|training\.\w+)\.\w+",
+    r"flipgrad\.(affine|connections|flips\.choice|flips\.form|layers|objectives|packed\.parts|plots\.\w+)\.\w+",
+    r"flipgrad\.(residual|steps|training\.\w+)\.\w+",
     r"flipgrad\.(estimators\.baselines\.BaselineEstimator|norms|flips\.rank_one|reproduce\.experiments\.PROBE)",
     r"flipgrad\.(errors\.)?StorageError|StorageError|flipgrad\.network\.NetT|flipgrad\.jets\.Added",
 )
@@ -50,6 +52,7 @@ MODULES = {
     "data": "Data sets",
     "zoo": "Trained networks",
     "packed": "Packed networks",
+    "packed.c_source": "Packed networks as C code",
     "export": "Export to other programs",
     "plots": "Figures",
     "reproduce": "The paper's experiments",
@@ -57,7 +60,12 @@ MODULES = {
 }
 # Classes and modules inside that docstrings of public names point to.
 INSIDE_NAMES = (
-    *("network.StochasticModel", "network.BinaryNetwork", "objectives.AdditiveObjective", "affine.AffineMap", "jets.Jets"),
+    "network.StochasticModel",
+    "network.BinaryNetwork",
+    "objectives.AdditiveObjective",
+    "objectives.LinearHeadObjective",
+    "affine.AffineMap",
+    "jets.Jets",
 )
 INSIDE_MODULES = (
     "record",
@@ -91,8 +99,8 @@ INSIDE = {
 
 
 def exists(module: str) -> bool:
-    """Whether the package has that module."""
-    return module in {found.name for found in pkgutil.iter_modules(flipgrad.__path__)}
+    """Whether the package has that module, or what it is in."""
+    return module.partition(".")[0] in {found.name for found in pkgutil.iter_modules(flipgrad.__path__)}
 
 
 def public_names(module: ModuleType) -> list[str]:
@@ -160,18 +168,40 @@ def reference() -> dict[str, str]:
             module = f"flipgrad.{name}"
             listed = [f".. automodule:: {module}\n   :no-members:", *(directive(module, each) for each in module_names(name))]
             pages[f"module-{name}"] = "\n\n".join([underlined(f"{title}: {module}"), *listed]) + "\n"
-    inside = [f".. automodule:: flipgrad.{name}\n   :no-members:" for name in INSIDE_MODULES if exists(name.partition(".")[0])]
+    inside = [f".. automodule:: flipgrad.{name}\n   :no-members:" for name in INSIDE_MODULES if exists(name)]
     inside += [f".. autoclass:: flipgrad.{name}" for name in INSIDE_NAMES]
     words = "Parts that public names mention; they may change from one version to the next."
     pages["inside"] = "\n\n".join([underlined("Inside"), words, *inside]) + "\n"
     pages["errors"] = f"{underlined('Errors')}\n.. autoexception:: flipgrad.InputError\n"
-    own = "\n".join(f"   {page}" for page in [*own_names(), "errors", "inside"])
+    pages["commands"] = commands()
+    own = "\n".join(f"   {page}" for page in [*own_names(), "errors", "commands", "inside"])
     modules = "\n".join(f"   module-{name}" for name in MODULES if exists(name))
     pages["index"] = (
         f"{underlined('Reference')}\nEvery public name, from its docstring. Names of ``flipgrad`` itself (``import flipgrad as "
         f"fg``):\n\n.. toctree::\n   :maxdepth: 1\n\n{own}\n\nIts modules:\n\n.. toctree::\n   :maxdepth: 1\n\n{modules}\n"
     )
     return pages
+
+
+def commands() -> str:
+    """The page of all commands with all their options, as ``--help`` tells them."""
+    parts = [underlined("Commands"), "What ``flipgrad COMMAND --help`` prints; :doc:`/command_line` has examples."]
+    for name in cli.COMMANDS:
+        command = cli.command(name)
+        given = [each for each in command.params if each.param_type_name == "argument"]
+        usage = " ".join(["flipgrad", name, *(each.name.upper() for each in given)])
+        parts += [underlined(usage, "-"), *map(_literal, command.help.split("\n\n")), f".. program:: flipgrad {name}"]
+        parts += [f".. option:: {each.name.upper()}\n\n   {_literal(each.help)}" for each in given]
+        for option in (each for each in command.params if each not in given):
+            shown = option.show_default if isinstance(option.show_default, str) else option.default
+            default = "" if shown is None or shown is False else f" Default: ``{shown}``."
+            parts.append(f".. option:: {', '.join(option.opts)}\n\n   {_literal(option.help)}{default}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _literal(text: str) -> str:
+    """A text of ``--help`` in reStructuredText: no letter has another meaning, and options keep their two dashes."""
+    return re.sub(r"(?<!\w)--[\w-]+", r"``\g<0>``", re.sub(r"([\\*`|_])", r"\\\1", text))
 
 
 def _rest(text: str) -> str:
@@ -186,29 +216,39 @@ def paper(results: Path) -> str:
 
     parts = []
     for experiment in in_the_papers_order():
-        path = results / f"{experiment.name}.json"
-        if path.is_file():
-            record = json.loads(path.read_text(encoding="utf-8"))
-            parts.append(_figure(experiment, record, results))
+        for stem in dict.fromkeys(map(experiment.stem, experiment.efforts())):
+            path = results / f"{stem}.json"
+            if path.is_file():
+                record = json.loads(path.read_text(encoding="utf-8"))
+                parts.append(_figure(experiment, stem, record, results))
     return PAPER + "\n".join(parts)
 
 
-def _figure(experiment: object, record: dict[str, object], results: Path) -> str:
+def _figure(experiment: object, stem: str, record: dict[str, object], results: Path) -> str:
+    from flipgrad.reproduce._workshop import Sheet
+    from flipgrad.reproduce.experiments import BY_SCALE
+
     place, title = experiment.place, str(record["title"])
-    lines = [f"## {place or 'Beyond'}: {title.partition(': ')[2] or title}\n"]
-    lines += ["**The paper.** " + experiment.words + "\n" if place else experiment.words + "\n", "**Ours.**\n"]
-    for figure in (experiment.name, *experiment.figures):
+    other = f", {record['scale']} scale" if stem != experiment.name else ""
+    lines = [f"## {place or 'Beyond'}: {title.partition(': ')[2] or title}{other}\n"]
+    if not other:
+        lines += ["**The paper.** " + experiment.words + "\n" if place else experiment.words + "\n"]
+    lines.append("**Ours.**\n")
+    for figure, caption in {stem: title, **experiment.captions(str(record["scale"]))}.items():
         if (results / f"{figure}.png").is_file():
-            lines.append(f"![{experiment.figures.get(figure, title)}](results/{figure}.png)\n")
+            lines.append(f"![{caption}](results/{figure}.png)\n")
+    for sheet in record.get("sheets", []):
+        if sheet["caption"] == BY_SCALE and not other:
+            lines.append(f"{Sheet(**sheet)}\n")
     claims = record["claims"]
     shown = claims if len(claims) <= 8 else claims[:8]
     for claim in shown:
-        verdict = "Holds" if claim["holds"] else "Does not hold"
+        verdict = {True: "Holds", False: "Does not hold", None: "Undecided"}[claim["holds"]]
         lines.append(f"- **{verdict}**: {claim['text']}. {claim['numbers']}")
     if len(claims) > len(shown):
-        lines.append(f"- and {len(claims) - len(shown)} more, with tables: [all of it](results/{experiment.name}.md)")
+        lines.append(f"- and {len(claims) - len(shown)} more, with tables: [all of it](results/{stem}.md)")
     command = f"flipgrad reproduce {experiment.name} --scale {record['scale']}"
-    return "\n".join([*lines, "", f"Made by `{command}`; [text and tables](results/{experiment.name}.md).", ""])
+    return "\n".join([*lines, "", f"Made by `{command}`; [text and tables](results/{stem}.md).", ""])
 
 
 PAPER = """# The paper, figure by figure

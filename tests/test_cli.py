@@ -1,3 +1,4 @@
+import importlib
 import io
 import json
 import os
@@ -12,7 +13,7 @@ import torch
 
 from command_line import flipgrad, fork_flipgrad
 from flipgrad import cli, files
-from flipgrad.benchmarks import BENCHMARKS
+from flipgrad.benchmarks import BENCHMARKS, SECONDS
 from flipgrad.estimators import ESTIMATORS, facts
 from flipgrad.training import RunFolder, TrainConfig
 from pictures import render_nothing
@@ -428,6 +429,25 @@ def test_bench_prints_json(tmp_path, capsys, monkeypatch):
     code, _, _ = flipgrad(capsys, "bench", "exact", "--json", str(tmp_path / "exact.json"))
     assert code == 0
     assert json.loads((tmp_path / "exact.json").read_text())["benchmark"] == "exact"
+
+
+def test_bench_says_beforehand_how_long_it_takes_and_shows_a_bar(capsys, monkeypatch):
+    assert SECONDS.keys() == BENCHMARKS.keys()
+    bench = importlib.import_module("flipgrad.cli.bench")
+    monkeypatch.setattr(bench, "probe", lambda: 2 * bench.PROBE)
+    monkeypatch.setitem(SECONDS, "exact", 100)
+    monkeypatch.setitem(BENCHMARKS, "exact", lambda: time.sleep(1.2) or {"seconds": {}})
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    code, out, err = flipgrad(capsys, "bench", "exact")
+    assert code == 0
+    assert json.loads(out)["benchmark"] == "exact"
+    told, _, bar = err.partition("\n")
+    # Twice as slow a machine: 200 s.
+    assert told == "bench exact: about 3 min on this machine, if nothing else runs on it"
+    assert "━" in bar
+    assert "0:00:01" in bar
+    assert "bench exact took 1." in bar
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,19 @@ def test_pack_writes_a_network_of_the_zoo(tmp_path, capsys):
     assert f"flipgrad predict {file} image.png" in out
 
 
+def test_a_network_without_draws_is_asked_without_samples(tmp_path, capsys):
+    file, image = tmp_path / "net.safetensors", tmp_path / "one.npy"
+    code, _, err = flipgrad(capsys, "pack", "zoo:digits-binary", "--deterministic", "--output", str(file))
+    assert (code, err) == (0, "")
+    np.save(image, DATA.x[0].numpy())
+    code, out, err = flipgrad(capsys, "predict", str(file), str(image))
+    assert (code, err) == (0, "")
+    assert "disagree" not in out
+    code, _, err = flipgrad(capsys, "predict", str(file), str(image), "--samples", "3")
+    assert code == 2
+    assert "packed without draws" in err
+
+
 def test_pack_takes_what_a_run_tells(tmp_path, capsys):
     for name, grey in (("dark", 0), ("light", 150)):
         (tmp_path / "images" / name).mkdir(parents=True)

@@ -1,4 +1,6 @@
 """
+.. index:: ! skip connections, ! skip connection, ! norms, ! pooling
+
 2. Your own network, in a plain PyTorch loop
 ============================================
 

@@ -1,4 +1,6 @@
 """
+.. index:: ! adding an estimator, ! add an estimator, ! own estimator
+
 4. Invent an estimator
 ======================
 

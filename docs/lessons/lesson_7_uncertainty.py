@@ -1,4 +1,6 @@
 """
+.. index:: ! uncertainty, ! uncertainty per input, ! disagreement of members
+
 7. Uncertainty, input by input
 ==============================
 

@@ -454,7 +454,13 @@ class Estimator(ABC):
 
 
 class LocalEstimator(Estimator):
-    """An estimator that needs only the layer at hand, so that it also works in any graph of binary layers."""
+    """An estimator that needs only the layer at hand, so that it also works in any graph of binary layers.
+
+    ``needs_head``: whether it has a rule of its own at the head, without which it would be another estimator: then it is for
+    :class:`flipgrad.Sequential` alone.
+    """
+
+    needs_head: bool = False
 
     def passes(self, depth: int) -> int:
         return 1
@@ -485,10 +491,20 @@ class LocalEstimator(Estimator):
 
         states = net.run(net.front(batch.x), visit, batch.draw)
         if net.by_hand:
+            self.check_by_hand("fg.Graph")
             # What is behind the last layers, or beside them, is not known, and differentiated in the ordinary way.
             return evaluate(batch.objective, net.outputs(states))
         calls[-1].earlier = tuple(calls[:-1])
         return self.head(net, calls[-1], states, batch.objective)
+
+    @final
+    def check_by_hand(self, who: str) -> None:
+        """Refuse, on behalf of ``who``, graphs written by hand, whose head is not known, where the rule needs one."""
+        if self.needs_head:
+            raise InputError(
+                f"{who}: {self} has a rule of its own for the states before the head, and in a graph written by hand these are "
+                "not known; use fg.Sequential, or another estimator such as fg.PSA()"
+            )
 
     def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
         """The losses [B] of the ``states`` that the ``last`` layer's evaluation gave; by default with the ordinary gradient."""

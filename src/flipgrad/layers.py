@@ -358,6 +358,7 @@ def _check_local(estimator: object, who: str) -> None:
             f"{who}: {type(estimator).__name__} needs the whole network; pass it to fg.Sequential, or to fg.Graph(model, x) of "
             "a model written by hand: net(x, objective, estimator=...)"
         )
+    estimator.check_by_hand(who)
 
 
 def _check_states(x: Tensor, layer: str, *, relaxed: bool) -> None:

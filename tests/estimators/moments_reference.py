@@ -27,12 +27,18 @@ def variance(function, h, parents):
     return total
 
 
-def outputs(graph, x, generator, unit):
-    """The sampled outputs, where ``unit(node, mu, v, generator)`` gives a layer's means."""
+def means(graph, x, generator, unit):
+    """The input and the means of all layers, where ``unit(node, mu, v, generator)`` gives a layer's."""
     h = [x]
     for node in graph.nodes:
         mu = node.a(h)
         h.append(unit(node, mu, variance(node.a, h, node.parents), generator) if node.parents else 2 * node.F(mu) - 1)
+    return h
+
+
+def outputs(graph, x, generator, unit):
+    """The sampled outputs of a linear head."""
+    h = means(graph, x, generator, unit)
     mean = graph.outputs(h)
     return normal(mean, variance(graph.outputs, h, graph.parents), generator)
 

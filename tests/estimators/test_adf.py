@@ -11,7 +11,7 @@ from torch import nn
 import flipgrad as fg
 import reference
 from flipgrad.contract import Batch
-from reference import assert_same, batch, build, chain, concatenated, randomized
+from reference import assert_same, batch, build, chain, concatenated, gradients, randomized
 
 both = pytest.mark.parametrize("estimator", [fg.ADF(), fg.LocalReparam()], ids=["adf", "local-reparam"])
 
@@ -118,3 +118,75 @@ def test_refuses_means_mixed_with_real_values(estimator):
     x = torch.full((1, 2), 4.0)
     with pytest.raises(fg.InputError, match=r"relaxed hidden states that are not in \[-1, 1\] \(for example 4\)"):
         second(torch.cat([first(x, estimator=estimator), x], 1), estimator=estimator)
+
+
+STATES = fg.ADF(sample="states")
+
+
+def outputs_of_sampled_states(net, x):
+    """Means by the moments, and of the last of them states with the same uniform draw, whose slope in their means is 1."""
+    graph, generator = chain(net), seeded()
+    h = moments_reference.means(graph, x, generator, unit)
+    z = fg.Uniform().sample(h[-1].shape, generator=generator, dtype=x.dtype)
+    states = torch.where(z <= h[-1], 1.0, -1.0).to(x.dtype)
+    return graph.outputs([*h[:-1], states + (h[-1] - h[-1].detach())])
+
+
+@pytest.mark.parametrize("noise", reference.NOISES)
+@pytest.mark.parametrize("name", NAMES)
+def test_sampled_states_are_their_formula(name, noise):
+    net, x, objective = build(name, noise)
+    assert_is(STATES, net, x, objective, objective(outputs_of_sampled_states(net, x)))
+
+
+def test_sampled_states_suit_a_head_that_is_not_linear():
+    net, x, objective = build("fc3", "logistic")
+    net.head = randomized(nn.Sequential(nn.Linear(net.head.in_features, 4), nn.Tanh(), nn.Linear(4, 3)))
+    losses = net(x, objective, estimator=STATES, generator=seeded())
+    expected = objective(outputs_of_sampled_states(net, x))
+    assert_same(losses, expected)
+    assert_same(gradients(losses.sum(), net, input=x), gradients(expected.sum(), net, input=x))
+
+
+def test_sampled_states_of_one_layer_have_the_exact_loss_and_its_gradient_where_it_is_linear():
+    """The first layer's means are exact: so is the loss on average, and the gradient of a loss that is linear in the states."""
+    net = reference.fully_connected(2, 4, 3)
+    x, objective = batch((1, 2))
+    slopes = torch.tensor([0.7, -1.3, 0.4], dtype=x.dtype)
+    draws = 20_000
+    many = x.expand(draws, -1)
+    repeated = fg.CrossEntropy(objective.labels.expand(draws))
+    losses = net(many, repeated, estimator=STATES, generator=seeded()).detach()
+    exact = reference.expected_loss(chain(net), x, objective).detach()
+    # Within five standard errors: a false alarm in 2 million seeds.
+    assert abs(losses.mean() - exact.mean()) < 5 * losses.std() / draws**0.5
+    true = gradients(reference.expectation(chain(net), x, lambda outputs, rows: outputs @ slopes).sum(), net)
+    found = gradients(net(x, lambda outputs: outputs @ slopes, estimator=STATES, generator=seeded()).sum(), net)
+    # The slope of a linear loss does not depend on the states: no chance in it.
+    assert_same({name: found[name] for name in ("0.weight", "0.bias")}, {name: true[name] for name in ("0.weight", "0.bias")})
+
+
+def test_sampled_states_refuse_graphs_written_by_hand_second_derivatives_and_handed_in_noise():
+    layer, x, objective = fg.BinaryLinear(2, 3), torch.zeros(1, 2), fg.CrossEntropy(torch.tensor([0]))
+    message = r"ADF\(sample='states'\) has a rule of its own for the states before the head.*use fg\.Sequential"
+    with pytest.raises(fg.InputError, match=message):
+        fg.use(layer, STATES)
+    with pytest.raises(fg.InputError, match=message):
+        layer(x, estimator=STATES)
+    with pytest.raises(fg.InputError, match=message):
+        fg.Graph(nn.Sequential(layer, nn.Linear(3, 2)), x)(x, objective, estimator=STATES)
+    net = fg.Sequential(layer, head=nn.Linear(3, 2))
+    loss = net(x, objective, estimator=STATES).mean()
+    with pytest.raises(RuntimeError, match=r"differentiated twice|second derivative"):
+        torch.autograd.grad(
+            sum(g.sum() for g in torch.autograd.grad(loss, list(net.parameters()), create_graph=True)), [net.head.weight]
+        )
+    with pytest.raises(fg.InputError, match="cannot replay handed-in noise"):
+        net(x, objective, estimator=STATES, noise=[torch.zeros(1, 3)])
+
+
+def test_an_unknown_way_to_sample_is_refused():
+    with pytest.raises(
+        fg.InputError, match=r"ADF\(sample='logits'\): choose 'outputs' or, as in the paper's appendix, 'states'"
+    ):
+        fg.ADF(sample="logits")

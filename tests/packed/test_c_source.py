@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from c_programs import COMPILERS, Program, compile_strictly, needs_compiler, networks
-from hypothesis import given, settings
+from c_programs import COMPILERS, Program, compile_strictly, needs_compiler, network, networks
+from hypothesis import example, given, settings
 from random_programs import binary_layer, real_weights
 
 import flipgrad as fg
@@ -234,6 +234,7 @@ def test_sanitizers_find_nothing(digits_net, tmp_path):
 @needs_compiler
 @pytest.mark.slow
 @settings(max_examples=settings().max_examples // 2)
+@example(network(108612012)).via("sums over windows that overflow")
 @given(networks())
 def test_sanitizers_find_nothing_in_random_networks(net):
     x = inputs(net, 4)

@@ -23,7 +23,7 @@ UNBIASED = {
     "RELAX",
 }
 UNBIASED |= {"DisARM", "ARMS", "BitFlip", "DoubleCV", "Exact", "FlipCV"}
-BIASED = {"PSA", "ST", "HardST", "Tanh", "Concrete 1", "Concrete 0.1", "ADF", "LocalReparam", "ZGR", "GumbelRao"}
+BIASED = {"PSA", "ST", "HardST", "Tanh", "Concrete 1", "Concrete 0.1", "ADF", "ADF states", "LocalReparam", "ZGR", "GumbelRao"}
 BIASED |= {"PSA auto", "PSA enhanced", "PSA posterior", "PSA rao-blackwell", "PSA mean"}
 BIASED |= {"ST posterior", "ST rao-blackwell", "ST mean"}
 

@@ -104,7 +104,7 @@ def test_an_interruption_loses_one_estimator_at_most(tmp_path, folder, monkeypat
 def test_other_settings_in_the_folder_are_refused(folder, tmp_path):
     with pytest.raises(fg.InputError, match="holds results of scale 'smoke' and seed 0; give another"):
         Workshop(folder, "smoke", 1, silent)
-    with pytest.raises(fg.InputError, match="scale 'large': choose smoke, small, paper"):
+    with pytest.raises(fg.InputError, match="scale 'large': choose smoke, small, medium, paper"):
         Workshop(folder, "large", 0, silent)
     (tmp_path / "theirs.txt").write_text("")
     with pytest.raises(fg.InputError, match="exists and is not empty"):
@@ -174,6 +174,7 @@ def test_growing_advantage_needs_every_step():
 def test_claims_are_readable():
     assert str(Claim("it is so", True, "1 < 2")) == "- Holds: it is so\n  1 < 2"
     assert str(Claim("it is so", False, "1 > 2")).startswith("- DOES NOT HOLD: it is so")
+    assert str(Claim("it is so", None, "1 or 2")).startswith("- UNDECIDED: it is so")
     assert reproduce.EXPERIMENTS.keys() == {
         *("rmse", "cosine", "rmse-unbiased", "cosine-unbiased", "width", "depth", "estimators"),
         *("toy-training", "toy-example", "cifar", "muprop", "timing", "beyond", "weights", "vae"),

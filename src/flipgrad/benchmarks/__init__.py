@@ -16,4 +16,17 @@ BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     benchmark.__name__: benchmark for benchmark in (exact, flips, gradeval, loop, memory, packed, scaling, step, vae)
 }
 
-__all__ = ["BENCHMARKS"]
+# About how many seconds each takes on two cores of the machine of ``flipgrad.reproduce.experiments.PROBE``.
+SECONDS = {
+    "exact": 10,
+    "flips": 60,
+    "gradeval": 60,
+    "loop": 60,
+    "memory": 60,
+    "packed": 60,
+    "scaling": 60,
+    "step": 60,
+    "vae": 60,
+}
+
+__all__ = ["BENCHMARKS", "SECONDS"]

@@ -78,9 +78,11 @@ def _network(net: Sequential, x: Tensor) -> dict[str, Any]:
     """The ratios of a whole network, for one image and for a batch, and its size."""
     small = pack(net, x[:1])
     twin = float_twin(small.program).float()
-    size = len(small.to_bytes()[0])
     floats = sum(values.numel() * 4 for values in net.state_dict().values() if values.is_floating_point())
-    result: dict[str, Any] = {"file_over_float32": size / floats, "file_bytes": size}
+    result: dict[str, Any] = {}
+    for name, file in (("file", pack(net, x[:1], draws=False)), ("file_with_draws", small)):
+        size = len(file.to_bytes()[0])
+        result |= {f"{name}_over_float32": size / floats, f"{name}_bytes": size}
     right = _right(small, net, x)
     sessions, reason = _onnx_sessions(net, x)
     if reason:

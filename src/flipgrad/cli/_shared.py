@@ -76,6 +76,19 @@ def working(console: Console, *, patient: bool = False) -> Iterator[Work]:
                 signal.signal(number, handler)
 
 
+def rough(seconds: float) -> str:
+    """An estimate of a time, with no more digits than it is worth.
+
+    >>> [rough(seconds) for seconds in (3.2, 130.0, 6000.0, 400000.0)]
+    ['3 s', '2 min', '1.7 h', '5 days']
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.2g} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"
+
+
 def whole_numbers(text: str, what: str, separator: str) -> list[int]:
     """The numbers that ``text``, given for the option ``what``, lists."""
     try:

@@ -51,6 +51,9 @@ def pack(
         str | None, typer.Option(help="The run's own package.module:function again: no code is run that only a file names.")
     ] = None,
     estimator: Annotated[str | None, typer.Option(help="The run's own package.module:Name again, likewise.")] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="A smaller file, of which no samples can be drawn.")
+    ] = False,
     numbers: Numbers = "float",
     stream: Stream = "int16",
     stochastic: Stochastic = False,
@@ -82,7 +85,7 @@ def pack(
         data=found.config.data,
         made_by=f"flipgrad {flipgrad.__version__}",
     )
-    net = packed.pack(found.net, found.examples, facts)
+    net = packed.pack(found.net, found.examples, facts, draws=not deterministic)
     if to == C:
         _write_c(net, found, output, numbers, stream, stochastic, main)
     else:

@@ -18,12 +18,20 @@ from flipgrad.packed.network import probabilities
 
 # Of a member's output and its probability in single precision, and of a double-precision number on the way to it.
 BYTES_PER_OUTPUT = 4 + 4 + 8
+# Members of the ensemble, if the user does not say.
+SAMPLES = 10
 
 
 def predict(
     network: Annotated[Path, typer.Argument(help="File of flipgrad pack.")],
     inputs: Annotated[list[Path], typer.Argument(help="Images (.png, .jpg), or arrays (.npy) of one input or a batch.")],
-    samples: Annotated[int, typer.Option(help="Members of the ensemble; 0 for the network without noise.")] = 10,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            help="Members of the ensemble; 0 for the network without noise.",
+            show_default="10, or 0 if it was packed without draws",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of their draws: the same seed gives the same answers on every machine.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the probabilities of all classes.")] = False,
 ) -> None:
@@ -32,9 +40,11 @@ def predict(
     Images are resized to the network's size. Arrays of bytes are pixels, other arrays are inputs as the network takes them. The
     answer for one file does not depend on the others.
     """
-    if samples < 0:
+    if samples is not None and samples < 0:
         raise InputError(f"--samples {samples}: give at least 1, or 0 for the network without noise")
     net = load(network)
+    if samples is None:
+        samples = SAMPLES if net.draws else 0
     # All of them are looked at before the first is computed.
     given = [(path, read_inputs(path, net)) for path in inputs]
     found = [answer for path, read in given for answer in _answers(net, path, read, samples, seed)]

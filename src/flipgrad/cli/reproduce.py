@@ -8,11 +8,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flipgrad.cli._shared import working
+from flipgrad.cli._shared import rough, working
 from flipgrad.errors import InputError
+from flipgrad.machine import cores
 from flipgrad.plots.report import duration
-from flipgrad.reproduce import EXPERIMENTS, SCALES, DaskRunner, LocalRunner, Workshop, keep, write_report
-from flipgrad.reproduce.experiments import PROBE, cost, probe
+from flipgrad.reproduce import EXPERIMENTS, SCALES, DaskRunner, Experiment, LocalRunner, Workshop, keep, write_report
+from flipgrad.reproduce.experiments import PROBE, cost, done, probe
 from flipgrad.sampling import check_seed
 
 RESULTS = Path("results")
@@ -40,6 +41,12 @@ def reproduce(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that train at the same time (default: one per core).")] = None,
     dask: Annotated[str | None, typer.Option(help="Train on the Dask cluster with this scheduler, tcp://HOST:PORT.")] = None,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="For cifar: train no more; figures and text of the trainings that are finished.")
+    ] = False,
+    kept: Annotated[
+        Path | None, typer.Option(help="For cifar: take over the finished trainings of this folder, which --keep wrote.")
+    ] = None,
     keep_in: Annotated[
         Path | None, typer.Option("--keep", help="Copy the small result files and the page to this folder.")
     ] = None,
@@ -59,11 +66,14 @@ def reproduce(
         raise InputError("--workers is for processes of this machine; a cluster has its own: leave it out with --dask")
     check_seed(seed)
     folder = output or RESULTS / scale
-    wanted = list(EXPERIMENTS) if ALL in names else [name for name in dict.fromkeys(names) if name != REPORT]
+    wanted = [name for name in dict.fromkeys(names) if name != REPORT]
+    if ALL in names:
+        wanted = [name for name, experiment in EXPERIMENTS.items() if scale in experiment.efforts() or scale not in SCALES]
     if wanted:
         runner = DaskRunner(dask) if dask else LocalRunner(workers)
         augmentations = [name.strip() for name in augment.split(",")] if augment else None
         options = {"overwrite": overwrite, "runner": runner, "images": data, "augmentations": augmentations}
+        options |= {"finished": finished, "kept": kept}
         _make(wanted, console, folder, scale, seed, options)
     if ALL in names or REPORT in names:
         console.print(f"The page is {write_report(folder)}", soft_wrap=True)
@@ -76,6 +86,8 @@ def _make(names: list[str], console: Console, folder: Path, scale: str, seed: in
         with working(console) as work:
             shop = Workshop(folder, scale, seed, work.advance, **options)
             for name in names:
+                EXPERIMENTS[name].check(shop)
+            for name in names:
                 console.print(EXPERIMENTS[name].reproduce(shop), soft_wrap=True)
     except KeyboardInterrupt:
         console.print(f"Interrupted. What was done is in {folder}; the same command goes on from there.", soft_wrap=True)
@@ -87,20 +99,19 @@ def _list(output: Path | None, workers: int | None) -> Table:
     speed = probe() / PROBE
     table = Table("name", "figure", *SCALES, caption="Time on this machine: measured, or ≈ estimated from recorded times")
     for experiment in EXPERIMENTS.values():
-        costs = [cost(experiment, scale, output or RESULTS / scale, speed, workers) for scale in SCALES]
-        times = [duration(seconds) if measured else f"≈ {_rough(seconds)}" for seconds, measured in costs]
+        times = [_time(experiment, scale, output or RESULTS / scale, speed, workers) for scale in SCALES]
         table.add_row(experiment.name, experiment.title, *times)
     return table
 
 
-def _rough(seconds: float) -> str:
-    """An estimate, with no more digits than it is worth.
-
-    >>> [_rough(seconds) for seconds in (3.2, 130.0, 6000.0, 400000.0)]
-    ['3 s', '2 min', '1.7 h', '5 days']
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.2g} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"
+def _time(experiment: Experiment, scale: str, folder: Path, speed: float, workers: int | None) -> str:
+    """What an experiment costs at a scale, and what of it is left where some of its parts are done."""
+    if scale not in experiment.efforts():
+        return "–"
+    found = done(experiment, scale, folder)
+    if found is not None and found[2] > 0:
+        parts, total, left = found
+        estimate = speed * experiment.efforts()[scale][0] / min(workers or cores(), total)
+        return f"≈ {rough(left * estimate)} left of ≈ {rough(estimate)}, {parts} of {total} done"
+    seconds, measured = cost(experiment, scale, folder, speed, workers)
+    return duration(seconds) if measured else f"≈ {rough(seconds)}"

@@ -12,14 +12,18 @@ from flipgrad.contract import LayerCall, LocalEstimator, Network, Step
 from flipgrad.errors import InputError
 from flipgrad.estimators._draws import own_draws
 from flipgrad.estimators._head import is_linear
-from flipgrad.noise import Normal
+from flipgrad.noise import Normal, Uniform, sign
 from flipgrad.objectives import Objective, evaluate
 from flipgrad.sampling import Draw
 from flipgrad.steps import Apply, Branch
 
 
 class MomentEstimator(LocalEstimator):
-    """A local estimator whose states are means m of independent ±1 units; their variances are 1 - m^2."""
+    """A local estimator whose states are means m of independent ±1 units; their variances are 1 - m^2.
+
+    The outputs of a linear head are drawn from their normal approximation; where ``needs_head``, the states before any head are
+    drawn from their means and differentiated straight through.
+    """
 
     unbiased = False
     relaxed_objective = True
@@ -47,11 +51,15 @@ class MomentEstimator(LocalEstimator):
     def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
         net.check_no_stream(type(self).__name__, "its moments are those of independent units; use fg.PSA() or fg.ST()")
         self._check_padding(net.steps, binary=False)
+        if self.needs_head:
+            # A unit is +1 with probability (1 + m) / 2, like the sign of m less uniform noise.
+            sampled = sign(states.detach() - own_draws(self, last.draw, Uniform(), states, 1)[0])
+            return evaluate(objective, net.outputs(sampled + (states - states.detach())))
         if not is_linear(net.head):
             raise InputError(
                 f"{type(self).__name__} knows only the means and variances of the last units and samples the outputs of a "
-                f"linear head from them, the head is {type(net.head).__name__}: use torch.nn.Linear without hooks, or another "
-                "estimator"
+                f"linear head from them, the head is {type(net.head).__name__}: use torch.nn.Linear without hooks, or "
+                "fg.ADF(sample='states'), or another estimator"
             )
         affine = Affine(net.head.weight, net.head.bias, views=net.tail)
         mu, v = affine(states), affine.variance(1 - states.square())

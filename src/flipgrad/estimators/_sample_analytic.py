@@ -28,7 +28,7 @@ from flipgrad.affine import AffineMap, Signal
 from flipgrad.contract import CostHead, LayerCall, LocalEstimator, Network, Prior, WeightCall
 from flipgrad.errors import InputError
 from flipgrad.estimators._head import HeadGradient, head_losses, stream_losses
-from flipgrad.guards import cannot_look, capturing, once
+from flipgrad.guards import cannot_look, capturing, once, signed
 from flipgrad.jets import Jets
 from flipgrad.noise import Noise
 from flipgrad.norms import SignMap
@@ -222,6 +222,7 @@ class _PathStates(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(
         x: Tensor, a: Tensor, states: Tensor, averaged: Tensor | None, share: Tensor | None, affine: AffineMap, noise: Noise,
         tolerance: float, exact: bool, flips: bool, binary: bool, prior: Prior | None, *tensors: Tensor | None,
@@ -256,6 +257,7 @@ class _StreamStates(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(a: Tensor, states: Tensor, noise: Noise, orders: tuple[int, ...], *carriers: Tensor) -> Tensor:
         return states.clone()
 

@@ -31,11 +31,13 @@ VARIANTS = {
     "rao-blackwell": {"inputs": "rao-blackwell", "head": "rao-blackwell"},
 }
 DEFAULT_VARIANT = {"psa": "auto", "st": "sampled"}
+# What ADF draws, beside its default.
+ADF_STATES = "states"
 
 SYNTAX = (
     f"one of {', '.join(ESTIMATORS)}; with a number where it takes one (concrete:0.1, arms:8, gumbel-rao:100), or for psa and "
-    f"st how they average: psa:sampled (the paper's), {', '.join(f'psa:{name}' for name in VARIANTS if name != 'sampled')}; or "
-    "package.module:Name, a class or function of your own"
+    f"st how they average: psa:sampled (the paper's), {', '.join(f'psa:{name}' for name in VARIANTS if name != 'sampled')}; "
+    f"adf:{ADF_STATES} (its appendix's); or package.module:Name, a class or function of your own"
 )
 BASELINES = {
     "mean": "with '+mean' for the true expected loss as the baseline (reinforce+mean, muprop+mean)",
@@ -70,8 +72,8 @@ def for_training(specification: str, points: int) -> tuple[str, Estimator]:
         specification: a name, with a number ("concrete:0.1") or a running baseline ("reinforce+running").
         points: how many training examples there are.
 
-    >>> for_training("reinforce+running", 100)[0]
-    'REINFORCE + running'
+    >>> for_training("reinforce+running", 100)[0], for_training("adf:states", 100)
+    ('REINFORCE + running', ('ADF states', ADF(sample='states')))
     """
     return _one(specification, "running", lambda: RunningBaseline(points))
 
@@ -109,6 +111,8 @@ def _one(specification: str, baseline: str, make_baseline: Callable[[], Baseline
         if variant not in VARIANTS:
             raise unknown
         return label if variant == "sampled" else f"{label} {variant}", kind(**VARIANTS[variant])
+    if (name, option) == ("adf", ADF_STATES):
+        return f"{label} {option}", kind(sample=option)
     if not separator:
         return "Concrete 1" if name == "concrete" else label, kind()
     try:

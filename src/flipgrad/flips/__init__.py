@@ -28,6 +28,7 @@ from flipgrad.flips._arguments import check_devices, check_kinds, check_shapes, 
 from flipgrad.flips._vmap import WithoutGradient, over_draws
 from flipgrad.flips.choice import Choice, choose, choose_per_weight, choose_ratio, explain
 from flipgrad.flips.ordinary import Geometry
+from flipgrad.guards import only_computes
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
 __all__ = ["Choice", "Geometry", "choose", "entropy_product", "explain", "flip_product", "log_ratio", "slope_product"]
@@ -184,8 +185,10 @@ def slope_product(
 
 
 def _evaluate(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tensor], geometry: Geometry | None) -> Tensor:
-    """A sum by its operator or, with a noise of the user, which operators do not know, without it."""
+    """A sum by its operator, or without it: where none is needed, and with a noise of the user, which operators do not know."""
     result: Tensor
+    if only_computes(tensors):
+        return _in_format(kind, tensors, _compute(kind, noise, tolerance, tensors, geometry))
     if type(noise) is KINDS.get(type(noise).__name__):
         # Operators take numbers and strings.
         layer = type(noise).__name__, noise.scale, tolerance, flat(geometry)
@@ -203,7 +206,7 @@ def _compute(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tenso
     check_shapes(geometry=geometry, **named)
     # The widest dtype of all, at least float32.
     dtype = reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
-    inputs = [t.detach().to(dtype) for t in tensors]
+    inputs = [t.detach() if t.dtype == dtype else t.detach().to(dtype) for t in tensors]
     weight, a = inputs[-1], inputs[kind.tensors.index("a")]
     # Output positions of all examples together.
     places = a.numel() // max(1, a.shape[1])
@@ -227,6 +230,11 @@ def _compute(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tenso
     return result.to(kind.like(tensors).dtype)
 
 
+def _in_format(kind: _Sum, tensors: Sequence[Tensor], result: Tensor) -> Tensor:
+    """The ``result`` in the memory format that the sum is said to have."""
+    return result.contiguous(memory_format=kind.memory_format(tensors))
+
+
 def _noise(name: str, scale: float) -> Noise:
     if name not in KINDS:
         known = ", ".join(KINDS)
@@ -239,8 +247,7 @@ def _register(kind: _Sum) -> None:
 
     def implementation(*arguments: Any) -> Tensor:
         *tensors, noise, scale, tolerance, shape = arguments
-        result = _compute(kind, _noise(noise, scale), tolerance, tensors, unflat(shape))
-        return result.contiguous(memory_format=kind.memory_format(tensors))
+        return _in_format(kind, tensors, _compute(kind, _noise(noise, scale), tolerance, tensors, unflat(shape)))
 
     def fake(*arguments: Any) -> Tensor:
         tensors = arguments[: len(kind.tensors)]

@@ -17,23 +17,24 @@ from flipgrad.noise import Noise
 
 Kernel = Literal["separable", "one product", "native", "triton", "vectorized"]
 
-# Seconds, measured on two cores of a server from 2023, but for those of triton; only their ratios decide.
-#   of a call of each kernel (for the separable one, to find its form);
-CALL = {"separable": 5e-4, "native": 5e-5, "triton": 3e-4, "vectorized": 3e-4}
+# Seconds, measured on one core of a server from 2023, but for those of triton; only their ratios decide.
+#   of a call of each kernel (for the separable one, to find its form too);
+CALL = {"separable": 1.2e-4, "native": 5e-5, "triton": 3e-4, "vectorized": 1e-4}
 #   of a term in each exact kernel, and where weights are above 2 scales in the native one;
-TERM = {"native": 7e-11, "triton": 2e-10, "vectorized": 3e-9}
-LARGE_TERM, LARGE = 1.3e-10, 2.0
+TERM = {"native": 1e-10, "triton": 2e-10, "vectorized": 3e-9}
+LARGE_TERM, LARGE = 1.9e-10, 2.0
 #   of a term in an ordinary product, of which the separable kernel takes as many as its rank;
-PRODUCT = 1.7e-11
+PRODUCT = 2.2e-11
 #   of one function of one pre-activation: where the noise has a closed form, and by the cdf.
 FUNCTION = {True: 6e-10, False: 6e-9}
 # Of a log ratio, likewise; a call for one product, of a fully connected layer and of a convolution (True); and the time of an
 # exact kernel relative to that of a flip product.
 LOG_FUNCTION = {True: 1.5e-9, False: 1.2e-8}
 CALL_OF_ONE_PRODUCT = {False: 1.5e-4, True: 5e-4}
-EXACT_RATIO_TIME = 1.3
-# The time of arithmetic on a GPU, relative to the processor's. It and the numbers of triton are guesses, not measured.
-GPU_FACTOR = 0.01
+EXACT_RATIO_TIME = 1.4
+# On a GPU, a call of the separable kernel, and the time of arithmetic relative to the processor's. They and the numbers of
+# triton are guesses, not measured.
+GPU_CALL, GPU_FACTOR = 5e-4, 0.01
 
 
 class Layer(Protocol):
@@ -79,7 +80,8 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
         return Choice(exact, None, seconds, f"exact was asked for; {why}")
     # The least that the separable kernel takes: one product.
     work = _relative_time(weight) * (terms * PRODUCT + activations * FUNCTION[noise.closed_form])
-    least = CALL["separable"] + work
+    call = GPU_CALL if weight.device.type == "cuda" else CALL["separable"]
+    least = call + work
     if seconds[exact] <= least:
         return Choice(exact, None, {**seconds, "separable": least}, f"small enough for the exact kernel; {why}")
     form = find_form(weight, noise, tolerance, activation_rms=math.inf if a is None else root_mean_square(a))
@@ -89,7 +91,7 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
         return Choice(exact, form, seconds, text)
     narrow = form.narrow and narrow_pays(places, weight)
     products = len(form.difference) + len(form.curvature) * (NARROW_TIME if narrow else 1.0)
-    seconds["separable"] = CALL["separable"] + products * work
+    seconds["separable"] = call + products * work
     ranks = f"{len(form.difference)} + {len(form.curvature)}"
     text = f"the separable form of rank {ranks} has an error of {form.estimated_error:.1e}"
     if seconds["separable"] <= seconds[exact]:

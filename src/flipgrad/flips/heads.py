@@ -19,7 +19,8 @@ the tolerance, relative to the root mean square of the result, the result is giv
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from torch.nn import functional
 from flipgrad.errors import InputError
 from flipgrad.flips import RATIO_ERROR_FACTOR, choose, log_ratio
 from flipgrad.flips.choice import Choice
-from flipgrad.guards import cannot_look
+from flipgrad.guards import cannot_look, once, signed
 from flipgrad.noise import Logistic, sign
 
 # With fewer terms the log ratio costs less than to find out whether the expansion will do.
@@ -36,7 +37,7 @@ LEAST_EXPANDED_TERMS = 2**20
 # With larger weights it never does, whatever the data.
 LARGEST_EXPANDED_WEIGHT = 0.5
 # Outputs whose weights, and examples whose derivatives, tell how far it reaches.
-OUTPUTS_READ, EXAMPLES_READ = 128, 8
+OUTPUTS_READ, EXAMPLES_READ = 64, 8
 # The error is taken to be this much larger than what is left out: derivatives and weights are not independent.
 MARGIN = 1.5
 LOGISTIC = Logistic()
@@ -78,13 +79,17 @@ def _expanded(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, tolera
         return None
     p = torch.sigmoid(logits)
     slopes = torch.addcmul(p, p, p, value=-1)
-    moments, errors = _Moments.of(squares, p, slopes), p - targets
+    moments, errors = _Moments.of(squares), p - targets
     # The result is about as large as its first order; where that is far too small, no product is begun.
-    expected = float(errors[:EXAMPLES_READ].square().mean() * moments.second) ** 0.5
+    expected = float(errors.norm()) * (moments.second / errors.numel()) ** 0.5
+    known = moments.beyond_fourth(largest) > 2 * tolerance * expected
+    moments = moments.at(p, slopes) if known else moments
     if moments.beyond_fourth(largest) > 2 * tolerance * expected:
         return None
     result = torch.addcmul(errors @ weight, x, slopes @ squares, value=-1)
     allowed = tolerance / MARGIN * float(result.norm()) / max(1, result.numel()) ** 0.5
+    if moments.beyond_second() > allowed and not known:
+        moments = moments.at(p, slopes)
     if moments.beyond_second() <= allowed:
         return result
     if moments.beyond_fourth(largest) > allowed:
@@ -96,7 +101,7 @@ def _expanded(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, tolera
 
 
 class _Moments(NamedTuple):
-    """Of the weights of a unit, on average, and of derivatives of F at some examples.
+    """Of the weights of a unit, on average, and of derivatives of F: those at some examples, else the largest there are.
 
     Attributes:
         second: the sum of squares.
@@ -110,35 +115,39 @@ class _Moments(NamedTuple):
     second: float
     fourth: float
     sixth: float
-    slope: float
-    bend: float
-    third: float
+    slope: float = 1 / 4
+    bend: float = 3**-0.5 / 6
+    third: float = 1 / 8
 
     @staticmethod
-    def of(squares: Tensor, p: Tensor, slopes: Tensor) -> _Moments:
-        """From squares of the weights [K, n], and F and F' at all outputs; of some outputs and examples."""
+    def of(squares: Tensor) -> _Moments:
+        """From squares of the weights [K, n], of some outputs."""
         every = max(1, len(squares) // OUTPUTS_READ)
         share = len(squares[::every]) / max(1, len(squares))
         squares = squares[::every]
         fourth = squares * squares
         sixth = float((squares * fourth).sum()) / share / squares.shape[1]
+        high = float(fourth.sum(0).norm()) / squares.shape[1] ** 0.5 / share
+        second = float(squares.sum()) / share / squares.shape[1]
+        return _Moments(second, high, sixth)
+
+    def at(self, p: Tensor, slopes: Tensor) -> _Moments:
+        """With the derivatives where the outputs have these F and F', [B, K]; of some examples."""
         p, q = p[:EXAMPLES_READ], slopes[:EXAMPLES_READ]
         bend = float(torch.addcmul(q, q, p, value=-2).square().mean()) ** 0.5
         third = float(torch.addcmul(q, q, q, value=-6).abs().mean())
-        high = float(fourth.sum(0).square().mean()) ** 0.5 / share
-        second = float(squares.sum()) / share / squares.shape[1]
-        return _Moments(second, high, sixth, float(q.mean()), bend, third)
+        return self._replace(slope=float(q.mean()), bend=bend, third=third)
 
     def beyond_second(self) -> float:
-        """What the third and the fourth order come to."""
-        return float(2 / 3 * self.bend * self.sixth**0.5 + self.third * self.fourth / 3)
+        """What the third and the fourth order come to: they have independent signs, of weights and of states."""
+        return math.hypot(2 / 3 * self.bend * self.sixth**0.5, self.third * self.fourth / 3)
 
     def beyond_fourth(self, largest: float) -> float:
         """What the fifth and the sixth order come to at most, with this ``largest`` square of a weight.
 
         The fourth derivative of F is at most twice the second, and the fifth at most the first.
         """
-        return float(4 / 15 * self.bend * largest * self.sixth**0.5 + 2 / 45 * self.slope * self.sixth)
+        return math.hypot(4 / 15 * self.bend * largest * self.sixth**0.5, 2 / 45 * self.slope * self.sixth)
 
 
 class SoftmaxFlips:
@@ -186,24 +195,48 @@ class SoftmaxFlips:
 
         In ``weight`` it is :math:`x_i [(1 - \pi_i) d_k(x) - \pi_i d_k(x_{\downarrow i})]`.
         """
-        x, p, targets, opposite = self.x, self.p, self.targets, opposite.to(self.x.dtype)
+        term: Tensor = _Averaged.apply(weight, bias, self, opposite)  # type: ignore[no-untyped-call]
+        return term
+
+    def gradients(self, opposite: Tensor, grad: Tensor, *, of_bias: bool) -> tuple[Tensor, Tensor | None]:
+        """Those of :meth:`averaged` in weight and bias, for the gradients ``grad`` [B] in the losses."""
+        x, opposite, grad = self.x, opposite.to(self.x.dtype), grad.to(self.x.dtype)[:, None]
         share = opposite / (1 + self.excess)
-        none = torch.zeros_like(share)
-        shares = torch.where(self.up, share, none), torch.where(self.up, none, share)
-        wide = weight.to(self.weight.dtype)
-        # Of the sample, and the targets of the flip.
-        kept = functional.linear(x * (1 - opposite), wide) * p - functional.linear(x * (1 - 2 * opposite), wide) * targets
-        up, down = (
-            functional.linear(part, torch.addcmul(wide, grown, wide)) for part, grown in zip(shares, self.grown, strict=True)
-        )
-        carrier = (kept - (up - down) * p).sum(1)
-        if bias is not None:
-            mean = opposite.mean(1, keepdim=True)
-            plus, minus = (functional.linear(part, grown) for part, grown in zip(shares, self.grown, strict=True))
-            ones = (plus + minus + share.sum(1, keepdim=True)) / max(1, x.shape[1])
-            slopes = p * (1 - mean + ones) - targets
-            carrier = carrier + (slopes * bias.to(slopes.dtype)).sum(1)
-        return carrier - carrier.detach()
+        up = torch.where(self.up, share, 0.0)
+        moved = x * opposite
+        kept = x - moved
+        # Of the sample, of flips from +1 and from -1, and the targets of either.
+        of_sample, plus, minus = ((self.p * grad).t() @ torch.cat([kept, up, share - up], 1)).tensor_split(3, 1)
+        of_targets = (self.targets * grad).t() @ (kept - moved)
+        down = self.grown[0]
+        in_weight = of_sample.sub(of_targets).sub_(plus).sub_(plus * down).add_(minus).addcmul_(minus, self.grown[1])
+        if not of_bias:
+            return in_weight, None
+        ones = (up @ down.t() + (share - up) @ self.grown[1].t() + share.sum(1, keepdim=True)) / max(1, x.shape[1])
+        slopes = self.p * (1 - opposite.mean(1, keepdim=True) + ones) - self.targets
+        return in_weight, (slopes * grad).sum(0)
+
+
+@final
+class _Averaged(torch.autograd.Function):
+    """Zeros [B]; backward, the averaged gradient of a cross-entropy in the head's parameters, in a few products."""
+
+    @staticmethod
+    @signed
+    def forward(weight: Tensor, bias: Tensor | None, flips: SoftmaxFlips, opposite: Tensor) -> Tensor:
+        return flips.p.new_zeros(len(flips.p))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.weight, ctx.bias = (None if t is None else t.dtype for t in inputs[:2])
+        ctx.flips, ctx.opposite = inputs[2:]
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        of_weight, of_bias, *_ = ctx.needs_input_grad
+        in_weight, in_bias = ctx.flips.gradients(ctx.opposite, grad, of_bias=of_bias)
+        return in_weight.to(ctx.weight) if of_weight else None, None if in_bias is None else in_bias.to(ctx.bias), None, None
 
 
 def quadratic(x: Tensor, residuals: Tensor, weight: Tensor) -> Tensor:

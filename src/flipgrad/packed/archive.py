@@ -24,12 +24,12 @@ HEADER = "flipgrad"
 # Bytes, of the file and of its header.
 LARGEST_FILE, LARGEST_HEADER = 2**31, 2**22
 # Of the arrays that we store, largest items first, so that every array is aligned.
-DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "U8": np.dtype("u1")}
+DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "I16": np.dtype("<i2"), "U8": np.dtype("u1")}
 AGAIN = "pack the network again: flipgrad pack RUN --output FILE"
 
 
 def to_bytes(arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> bytes:
-    """The content of a file with these arrays, of float32 or bytes, and facts."""
+    """The content of a file with these arrays, of one of ``DTYPES`` each, and facts."""
     names = {dtype: name for name, dtype in DTYPES.items()}
     ordered = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
     entries: dict[str, Any] = {}

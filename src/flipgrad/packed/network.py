@@ -18,9 +18,11 @@ from flipgrad.packed import archive, compiled, plain
 from flipgrad.packed.parts import (
     GROWTH,
     LARGEST_VALUE,
+    NO_NOISE,
     Array,
     Part,
     Shape,
+    Sign,
     Value,
     after,
     arrays_of,
@@ -138,6 +140,19 @@ class PackedNetwork:
         return self.value.shape[0]
 
     @property
+    def draws(self) -> bool:
+        """Whether states can be drawn, which they cannot if the network was packed without noise."""
+        return not any(isinstance(part, Sign) and part.noise == NO_NOISE for part in walk(self.program))
+
+    def check_draws(self) -> None:
+        """Refuse draws of a network that was packed without noise."""
+        if not self.draws:
+            raise InputError(
+                "the network was packed without draws, and has no noise: leave samples, or pack it again without "
+                "--deterministic (draws=True)"
+            )
+
+    @property
     def engine(self) -> Engine:
         """What evaluates it, "compiled" or "numpy"."""
         return "numpy" if self._compiled is None else "compiled"
@@ -171,6 +186,7 @@ class PackedNetwork:
 
     def members(self, x: ArrayLike, samples: int, seed: int = 0) -> NDArray[np.float32]:
         """The outputs [samples, B, K] of members of the ensemble, each a draw of all units, which ``samples=`` averages."""
+        self.check_draws()
         return self._evaluate(x, _whole("samples", samples, 1, MOST_SAMPLES), seed)
 
     def save(self, path: Path | str) -> int:

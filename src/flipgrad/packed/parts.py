@@ -38,6 +38,7 @@ GROWTH = 256
 LARGEST_FLOAT = float(np.finfo(np.float64).max)
 
 NOISES = ("logistic", "normal", "laplace", "uniform")
+NO_NOISE = "none"
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 # How many numbers each takes.
 ACTIVATIONS = {"relu": 0, "leaky_relu": 1, "hardtanh": 2, "tanh": 0, "sigmoid": 0, "silu": 0, "elu": 1, "softplus": 0}
@@ -69,12 +70,12 @@ def setting(check: Callable[[Any], Any], default: Any = ...) -> Any:
 
 def array(*dims: int, dtype: type = np.float32) -> Any:
     """A field that is an array of one of these numbers of dimensions; JSON holds its name in the file."""
-    return field(metadata={"dims": dims, "dtype": np.dtype(dtype)})
+    return field(metadata={"dims": dims, "dtypes": (np.dtype(dtype),)})
 
 
-def optional_array(*dims: int) -> Any:
-    """A field that is such an array of float32, or None."""
-    return field(default=None, metadata={"dims": dims, "dtype": np.dtype(np.float32)})
+def optional_array(*dims: int, dtypes: tuple[type, ...] = (np.float32,)) -> Any:
+    """A field that is such an array of one of these ``dtypes``, or None."""
+    return field(default=None, metadata={"dims": dims, "dtypes": tuple(map(np.dtype, dtypes))})
 
 
 def whole(low: int, high: int = LARGEST_NUMBER) -> Callable[[Any], int]:
@@ -198,11 +199,14 @@ class Convolution(Part):
 @final
 @dataclass(frozen=True, eq=False)
 class Affine(Part):
-    """scale · a + shift, a scale and a shift for every channel; without them 1 and 0."""
+    """scale · a + shift, a scale and a shift for every channel; without them 1 and 0.
+
+    Behind sums that a deterministic network only compares with a threshold the shift is a whole number, and there is no scale.
+    """
 
     name = "affine"
     scale: Array | None = optional_array(1)
-    shift: Array | None = optional_array(1)
+    shift: Array | None = optional_array(1, dtypes=(np.float32, np.int16))
 
     def result(self, given: Value) -> Value:
         _need(all(_fits(each, given.shape[0]) for each in (self.scale, self.shift)), "a scale and a shift for every channel")
@@ -344,11 +348,14 @@ class MaxPool(Part):
 @final
 @dataclass(frozen=True, eq=False)
 class Sign(Part):
-    """States: +1 where a >= Z, else -1. ``noise`` is the distribution of Z; deterministic networks have 0 in its place."""
+    """States: +1 where a >= Z, else -1. ``noise`` is the distribution of Z; without draws 0 is in its place.
+
+    Networks that were packed without draws have the noise "none".
+    """
 
     name = "sign"
-    noise: str = setting(one_of(*NOISES))
-    noise_scale: float = setting(positive)
+    noise: str = setting(one_of(*NOISES, NO_NOISE))
+    noise_scale: float = setting(positive, 1.0)
 
     def result(self, given: Value) -> Value:
         return Value(given.shape, "states", 1)
@@ -653,8 +660,9 @@ def _stored(name: Any, arrays: Mapping[str, Array], wanted: Mapping[str, Any], *
     if name is None and optional:
         return None
     found = arrays.get(name) if isinstance(name, str) else None
-    if found is None or found.dtype != wanted["dtype"] or found.ndim not in wanted["dims"]:
-        raise InputError(f"{where} must name an array of {wanted['dtype']} with {wanted['dims'][0]} dimensions")
+    if found is None or found.dtype not in wanted["dtypes"] or found.ndim not in wanted["dims"]:
+        known = " or ".join(map(str, wanted["dtypes"]))
+        raise InputError(f"{where} must name an array of {known} with {wanted['dims'][0]} dimensions")
     if found.dtype == np.float32 and not np.isfinite(found).all():
         raise InputError(f"{where} holds numbers that are not finite")
     return found

@@ -60,6 +60,7 @@ class Training:
     Figures call its estimator ``method``, mark its rate if that was ``searched`` for and the figure is ``starred``, and draw a
     ``relaxed`` objective beside the loss. The ``rate`` is None if all ``trials`` of the search diverged; ``diverged`` says what
     happened if the training came to no end. The ``curves`` have a number for every epoch, None where it is not finite.
+    Trainings that differ by their ``seed`` alone are drawn as one.
     """
 
     method: str
@@ -72,6 +73,7 @@ class Training:
     diverged: str | None
     curves: dict[str, list[float | None]]
     seconds: float
+    seed: int = 0
 
     @property
     def label(self) -> str:
@@ -114,8 +116,8 @@ class Training:
         return self.rate is not None and other.rate is not None and self.rate <= 0.1 * other.rate
 
 
-# Trainings, and what their curves look like.
-Styled = Sequence[tuple[Training, Style]]
+# Trainings that are drawn as one, those of several seeds, and what their curves look like.
+Styled = Sequence[tuple[Sequence[Training], Style]]
 
 
 def read(result: Path) -> dict[str, list[Training]]:
@@ -130,17 +132,30 @@ def read(result: Path) -> dict[str, list[Training]]:
     return {augment: runs for augment, runs in found.items() if runs}
 
 
+def by_method(runs: Sequence[Training]) -> list[list[Training]]:
+    """Trainings with the same method, which differ by their seeds."""
+    return [[run for run in runs if run.method == method] for method in dict.fromkeys(run.method for run in runs)]
+
+
+def _label(runs: Sequence[Training]) -> str:
+    """The method and its rate; of several seeds the range of their rates."""
+    rates = sorted({run.rate for run in runs if run.rate is not None})
+    told = list(dict.fromkeys(f"{rate:.2g}" for rate in (rates[:1] + rates[-1:])))
+    return runs[0].label if len(told) < 2 else f"{runs[0].method}  {told[0]}–{told[1]}"
+
+
 @defaults()
 def learning_figure(result: Path, kinds: Sequence[Kind] = (LOSS, ACCURACY)) -> Figure:
     """Trainings: a row for every kind of curve and a column for every augmentation, or one row where there is but one.
 
     Solid losses are the binary network's expected loss, dotted ones the relaxed objective of the method that has one. Solid
-    accuracies average 10 samples, dotted ones are of one.
+    accuracies average 10 samples, dotted ones are of one. Of several seeds the mean is drawn, and their range as a band; of one
+    seed the band is three standard deviations of the values about the smoothed curve.
     """
     trainings = read(result)
     several, count = len(trainings) > 1, len(trainings)
     figure, every = grid(len(kinds), count) if several else grid(1, len(kinds))
-    styled = [[(run, style_of(run.method)) for run in runs] for runs in trainings.values()]
+    styled = [[(same, style_of(same[0].method)) for same in by_method(runs)] for runs in trainings.values()]
     ends = []
     for index, kind in enumerate(kinds):
         row = every[index * count : (index + 1) * count]
@@ -165,7 +180,7 @@ def muprop_figure(result: Path) -> Figure:
         same, style = [other for other in trainings if other.method == run.method], style_of(run.method)
         hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(style.colour))
         lighter = lightness + 0.42 * same.index(run) / max(len(same) - 1, 1) * (1 - lightness)
-        styled.append((run, replace(style, colour=to_hex(colorsys.hls_to_rgb(hue, lighter, saturation)))))
+        styled.append(([run], replace(style, colour=to_hex(colorsys.hls_to_rgb(hue, lighter, saturation)))))
     figure, every = grid(1, 1)
     ends = _draw(every, EXPECTED, [styled])
     if not ends[0]:
@@ -202,23 +217,28 @@ def _draw(row: Sequence[Axes], kind: Kind, every: Sequence[Styled]) -> list[Ends
     ends: list[Ends] = [{} for _ in row]
     curves = []
     for axes, styled, own in zip(row, every, ends, strict=True):
-        width = max(1.0, max(len(run.curve(kind.solid)) for run, _ in styled) / 40) if kind.smoothed else 0.0
+        epochs = max(len(run.curve("epoch")) for runs, _ in styled for run in runs)
+        width = max(1.0, max(len(run.curve(kind.solid)) for runs, _ in styled for run in runs) / 40) if kind.smoothed else 0.0
         remark = ""
-        for run, style in styled:
-            if not len(run.curve(kind.solid)):
+        for every_seed, style in styled:
+            runs = [run for run in every_seed if len(run.curve(kind.solid))]
+            if not runs:
                 continue
-            mean = _draw_curve(axes, run.label, style, run.curve(kind.solid), width, SOLID if kind.smoothed else style.dashes)
+            label = _label(runs)
+            solid = [run.curve(kind.solid) for run in runs]
+            mean = _draw_curve(axes, label, style, solid, width, SOLID if kind.smoothed else style.dashes)
             curves.append(mean)
-            own[run.label] = (len(mean), float(mean[-1]), style)
-            if run.diverged:
+            own[label] = (len(mean), float(mean[-1]), style)
+            if any(run.diverged for run in runs):
                 # It ended before its time.
                 axes.plot([len(mean)], mean[-1:], marker="x", markersize=5, markeredgewidth=1.4, color=style.colour, label="_")
-            if kind.dotted and (run.relaxed or kind.percent):
-                curves.append(_draw_curve(axes, "_", style, run.curve(kind.dotted), width, DOTS))
+            if kind.dotted and (runs[0].relaxed or kind.percent):
+                dotted = [run.curve(kind.dotted) for run in runs]
+                curves.append(_draw_curve(axes, "_", style, dotted, width, DOTS))
                 remark = " (dotted: 1 sample)" if kind.percent else " (dotted: relaxed)"
         axes.set_ylabel(kind.label + remark, labelpad=3)
         axes.set_xlabel("epoch", labelpad=2)
-        axes.set_xlim(1, max(2, *(len(run.curve("epoch")) for run, _ in styled)))
+        axes.set_xlim(1, max(2, epochs))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
         if kind.percent:
             percent_ticks(axes.yaxis)
@@ -228,16 +248,23 @@ def _draw(row: Sequence[Axes], kind: Kind, every: Sequence[Styled]) -> list[Ends
     return [{name: (x, min(max(y, low), high), style) for name, (x, y, style) in own.items()} for own in ends]
 
 
-def _draw_curve(axes: Axes, label: str, style: Style, values: Numbers, width: float, dashes: Sequence[float]) -> Numbers:
-    """A curve over epochs, smoothed by ``width``, and the band of three standard deviations about it; returns the curve."""
-    mean, deviation = smooth(values, width)
+def _draw_curve(
+    axes: Axes, label: str, style: Style, seeds: Sequence[Numbers], width: float, dashes: Sequence[float]
+) -> Numbers:
+    """A curve over epochs, smoothed by ``width`` and averaged over the seeds, and the band about it; returns the curve."""
+    length = min(map(len, seeds))
+    smoothed = [smooth(values, width) for values in seeds]
+    mean: Numbers = np.mean([curve[:length] for curve, _ in smoothed], axis=0)
+    if len(seeds) > 1:
+        low, high = (extreme([curve[:length] for curve, _ in smoothed], axis=0) for extreme in (np.min, np.max))
+    else:
+        low, high = mean - 3 * smoothed[0][1], mean + 3 * smoothed[0][1]
     look: dict[str, Any] = {"linewidth": max(1.0, 0.7 * style.width), "dashes": dashes or (None, None), "markersize": 3}
     epochs = np.arange(1, len(mean) + 1)
     # A line through one point is invisible.
     marker = "o" if len(mean) == 1 else ""
     axes.plot(epochs, mean, color=style.colour, marker=marker, label=label, zorder=style.zorder, **look)
-    if deviation.any():
-        low, high = mean - 3 * deviation, mean + 3 * deviation
+    if (high > low).any():
         axes.fill_between(epochs, low, high, color=style.colour, alpha=0.13, linewidth=0, zorder=style.zorder - 1)
     return mean
 

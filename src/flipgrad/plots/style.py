@@ -20,6 +20,7 @@ from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
+from PIL import Image
 
 from flipgrad import files
 
@@ -74,6 +75,7 @@ _TABLE: tuple[tuple[str, str, str, tuple[float, ...], float], ...] = (
     ("ZGR", "#E0607A", "h", SOLID, OTHER),
     ("GumbelRao", "#6B8E00", "<", SOLID, OTHER),
     ("ADF", "#6A6A6A", ">", SOLID, OTHER),
+    ("ADF states", "#3E6E73", "$S$", SOLID, OTHER),
     ("LocalReparam", "#8A8F99", "d", SOLID, OTHER),
     ("REINFORCE + mean", "#B07A10", "^", SCORE, OTHER),
     ("MuProp", "#5E5A1E", "s", SCORE, OTHER),
@@ -230,6 +232,23 @@ def write(figure: Figure, path: Path, *, dpi: int = 200) -> None:
     metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None}}[path.suffix]
     figure.savefig(content, format=path.suffix[1:], dpi=dpi, metadata=metadata)
     files.write(path, content.getvalue())
+
+
+def with_palette(picture: bytes) -> bytes:
+    """A PNG with at most 256 colours, which for a figure of few colours and their shades looks the same and is a third of it.
+
+    One that has a palette stays as it is, byte by byte.
+    """
+    with Image.open(BytesIO(picture)) as image:
+        if image.mode == "P":
+            return picture
+        # What is transparent becomes white paper.
+        paper = Image.new("RGBA", image.size, "white")
+        paper.alpha_composite(image.convert("RGBA"))
+        few = paper.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    content = BytesIO()
+    few.save(content, format="PNG", optimize=True)
+    return content.getvalue()
 
 
 Source = TypeVar("Source")

@@ -71,6 +71,11 @@ class Place:
             raise KeyboardInterrupt
 
 
+def folder_name(cell: str) -> str:
+    """Of the folder of a cell with that name: not every file system takes the colon of "concrete:0.1"."""
+    return cell.replace(":", "-")
+
+
 @dataclass(frozen=True)
 class Cell:
     """An independent piece of work.
@@ -91,8 +96,7 @@ class Cell:
 
     def folder(self, root: Path) -> Path:
         """Its own among those of all cells."""
-        # Not every file system takes the colon of "concrete:0.1".
-        return root / self.name.replace(":", "-")
+        return root / folder_name(self.name)
 
     def read(self, root: Path) -> dict[str, Any] | None:
         """Its stored record, None if it is not done; an :class:`InputError` if that is damaged, or of other settings."""

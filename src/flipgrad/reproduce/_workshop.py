@@ -33,10 +33,12 @@ class Scale:
     epochs: tuple[int, int, int]
 
 
-# The sizes of experiments by name.
+# The sizes of experiments by name. The medium one is that of few experiments, whose small one leaves questions open.
+MEDIUM = "medium"
 SCALES = {
     "smoke": Scale(100, (1, 2, 3)),
     "small": Scale(1000, (1, 100, 2000)),
+    "medium": Scale(1000, (1, 100, 2000)),
     "paper": Scale(10_000, (1, 100, 2000)),
 }
 
@@ -76,6 +78,8 @@ class Workshop:
         runner: runs cells; by default one after the other in this process.
         images: the folder of CIFAR-10; by default it is looked for when it is needed.
         augmentations: of the experiment on CIFAR-10; by default those of the scale.
+        finished: do no more work: of cells, only those that are done are looked at.
+        kept: a folder of :func:`flipgrad.reproduce.keep`, whose finished cells need not be done again.
     """
 
     MARK = "reproduce.json"
@@ -93,11 +97,16 @@ class Workshop:
         runner: LocalRunner | DaskRunner | None = None,
         images: Path | None = None,
         augmentations: Sequence[str] | None = None,
+        finished: bool = False,
+        kept: Path | None = None,
     ) -> None:
         if scale not in SCALES:
             raise InputError(f"scale {scale!r}: choose {', '.join(SCALES)}")
         self.scale, self.scale_name, self.seed, self.report = SCALES[scale], scale, seed, report
         self.runner, self.images, self.augmentations = runner or LocalRunner(1), images, augmentations
+        self.finished, self.kept = finished, kept
+        # Seconds of all cells that were looked at.
+        self.cell_seconds = 0.0
         settings = {"scale": scale, "seed": seed}
         mark = folder / self.MARK
         found = read_result(mark) if os.path.exists(mark) else None
@@ -160,13 +169,15 @@ class Workshop:
         return path
 
     def cells(self, stage: str, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
-        """The stored records of ``cells`` by name; those that are not done are done now."""
+        """The stored records of ``cells`` by name; those that are not done are done now, or left out if ``finished``."""
         root = self.folder / self.CELLS
         missing = [cell for cell in cells if cell.read(root) is None]
-        if missing:
+        if missing and not self.finished:
             total = sum(cell.cost for cell in missing)
             self.runner.run(missing, root, lambda name, new: self.report(f"{stage}: {name}", new, total))
-        return {cell.name: record for cell in cells if (record := cell.read(root)) is not None}
+        records = {cell.name: record for cell in cells if (record := cell.read(root)) is not None}
+        self.cell_seconds += sum(record["seconds"] for record in records.values())
+        return records
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -194,16 +205,30 @@ class Workshop:
         return self.stored(name)
 
 
+# What is said of a claim in a text.
+VERDICTS = {True: "Holds", False: "DOES NOT HOLD", None: "UNDECIDED"}
+
+
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, whether it holds here, and the numbers that say so."""
+    """A statement of the paper, whether it holds here (None: the numbers do not decide it), and the numbers that say so.
+
+    One that is looked at in several places says in short what it is ``about``, ``where`` this is, and over how many ``seeds``.
+    """
 
     text: str
-    holds: bool
+    holds: bool | None
     numbers: str
+    about: str = ""
+    where: str = ""
+    seeds: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """For a result file, without what is left empty."""
+        return {key: value for key, value in asdict(self).items() if key in ("text", "holds", "numbers") or value}
 
     def __str__(self) -> str:
-        return f"- {'Holds' if self.holds else 'DOES NOT HOLD'}: {self.text}\n  {self.numbers}"
+        return f"- {VERDICTS[self.holds]}{' in one seed' * (self.seeds == 1)}: {self.text}\n  {self.numbers}"
 
 
 @dataclass(frozen=True)
@@ -236,6 +261,8 @@ class Experiment:
             the small one, it is computed from the times of single updates and draws.
         cells: by scale, how many cores can work at it.
         figures: names and captions of its figures beside the one that is called as the experiment.
+        medium: seconds and cores of the medium scale, of an experiment that has one.
+        parts: names and costs of its cells by scale, of an experiment whose results may be looked at before it is finished.
     """
 
     name: str
@@ -244,6 +271,32 @@ class Experiment:
     seconds: tuple[float, float, float]
     cells: tuple[int, int, int] = (1, 1, 1)
     figures: Mapping[str, str] = field(default_factory=dict)
+    medium: tuple[float, int] | None = None
+    parts: Callable[[str], Mapping[str, int]] | None = None
+
+    def efforts(self) -> dict[str, tuple[float, int]]:
+        """Seconds, and how many cores can work at it, by scale."""
+        found = dict(zip(("smoke", "small", "paper"), zip(self.seconds, self.cells, strict=True), strict=True))
+        return found if self.medium is None else {**found, MEDIUM: self.medium}
+
+    def stem(self, scale: str) -> str:
+        """What its files are called: those of the medium scale stand beside others.
+
+        >>> [Experiment("cifar", "", lambda shop: [], (1, 1, 1)).stem(scale) for scale in ("small", "medium")]
+        ['cifar', 'cifar-medium']
+        """
+        return f"{self.name}-{MEDIUM}" if scale == MEDIUM else self.name
+
+    def captions(self, scale: str) -> dict[str, str]:
+        """Of its figures by the names of their files, the first of which is called as the experiment."""
+        return {figure.replace(self.name, self.stem(scale), 1): words for figure, words in self.figures.items()}
+
+    def check(self, shop: Workshop) -> None:
+        """Refuse a scale that it does not have, and parts of it where it is not made of any."""
+        if shop.scale_name not in self.efforts():
+            raise InputError(f"{self.name} has no scale {shop.scale_name!r}: choose {', '.join(self.efforts())}")
+        if (shop.finished or shop.kept) and self.parts is None:
+            raise InputError(f"{self.name} cannot be made of parts that are finished or kept: leave out --finished and --kept")
 
     @property
     def title(self) -> str:
@@ -257,24 +310,33 @@ class Experiment:
 
     def reproduce(self, shop: Workshop) -> str:
         """Run, and write ``NAME.json`` and ``NAME.md`` beside the figure; returns the text."""
+        self.check(shop)
         with shop.timed(self.name):
             found = list(self.run(shop))
         claims = [part for part in found if isinstance(part, Claim)]
         sheets = [part for part in found if isinstance(part, Sheet)]
-        text = "\n\n".join([f"# {self.title}", "\n".join(map(str, claims)), *map(str, sheets)]) + "\n"
         record = {
             "figure": self.name,
             "title": self.title,
             "scale": shop.scale_name,
-            "claims": [asdict(claim) for claim in claims],
+            "claims": [claim.as_json() for claim in claims],
             "sheets": [asdict(sheet) for sheet in sheets],
-            "seconds": shop.spent()[self.name],
+            # Cells that were done elsewhere took their time there.
+            "seconds": shop.cell_seconds if shop.finished or shop.kept else shop.spent()[self.name],
             "seed": shop.seed,
             **files.provenance(),
         }
-        files.write_json(shop.folder / f"{self.name}.json", record)
-        files.write(shop.folder / f"{self.name}.md", text.encode())
+        text, stem = as_text(record), self.stem(shop.scale_name)
+        files.write_json(shop.folder / f"{stem}.json", record)
+        files.write(shop.folder / f"{stem}.md", text.encode())
         return text
+
+
+def as_text(record: Mapping[str, Any]) -> str:
+    """The text of a result file: its title, claims and tables."""
+    claims = "\n".join(str(Claim(**claim)) for claim in record["claims"])
+    sheets = (str(Sheet(**sheet)) for sheet in record["sheets"])
+    return "\n\n".join(part for part in (f"# {record['title']}", claims, *sheets) if part) + "\n"
 
 
 def experiment(name: str, place: str, **facts: Any) -> Callable[[Run], Experiment]:

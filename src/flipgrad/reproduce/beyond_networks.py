@@ -110,7 +110,7 @@ class Setting:
         """One training; every ``repeat`` has another seed."""
         again = f"-seed-{shop.seed + repeat}" if repeat else ""
         name = f"beyond-{self.key}-{revised(method)}-{rate:g}{again}"
-        return self.plan.cell(shop, name, method, self.augment, rate, repeat)
+        return self.plan.cell(shop, name, method, self.augment, rate, seed=shop.seed + repeat)
 
 
 def revised(option: str) -> str:

@@ -2,8 +2,9 @@
 
 import re
 import shlex
-import shutil
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,20 +16,27 @@ from flipgrad.benchmarks.step import PSA_SAMPLED, gradient, photographs
 from flipgrad.errors import InputError
 from flipgrad.machine import cores, fastest, threads
 from flipgrad.plots.report import duration, template
-from flipgrad.reproduce import accuracy, beyond, learning, timing, toy, vae, weights
-from flipgrad.reproduce._cells import read_result
-from flipgrad.reproduce._workshop import SCALES, Experiment
+from flipgrad.plots.style import with_palette
+from flipgrad.reproduce import accuracy, beyond, cifar, learning, timing, toy, vae, weights
+from flipgrad.reproduce._cells import RESULT, folder_name, read_result
+from flipgrad.reproduce._workshop import VERDICTS, Experiment, Sheet, Workshop, as_text
 from flipgrad.training.models import cifar_net
 
 # What is cheap and needs no images comes first.
 ALL = [
     *(accuracy.rmse, accuracy.cosine, accuracy.rmse_unbiased, accuracy.cosine_unbiased, accuracy.width, accuracy.depth),
-    *(timing.running_times, accuracy.every_estimator, toy.toy_training, toy.toy_example, learning.cifar, learning.muprop),
+    *(timing.running_times, accuracy.every_estimator, toy.toy_training, toy.toy_example, cifar.cifar, learning.muprop),
     *(beyond.averaging, weights.weights, vae.vae),
 ]
 # The experiments by name.
 EXPERIMENTS = {experiment.name: experiment for experiment in ALL}
 PAGE = "report.html"
+# Digits of measurements that are kept: more than a figure shows.
+DIGITS = 5
+BY_SCALE = (
+    "The paper's claims by scale and augmentation. The verdict over several seeds is that of the 95% interval of their mean: "
+    "undecided where this leaves it open. What one seed shows may be chance."
+)
 # Seconds of the probe on the machine where the costs of experiments were recorded.
 PROBE = 0.026
 
@@ -39,36 +47,99 @@ def write_report(folder: Path) -> Path:
     Raises:
         InputError: if there is no result at all, or one is damaged.
     """
-    sections = [_section(folder, experiment) for experiment in in_the_papers_order()]
+    sections = []
+    for experiment in in_the_papers_order():
+        stems = dict.fromkeys(map(experiment.stem, experiment.efforts()))
+        # What is beside the usual scales is shown once it is there.
+        sections += [_section(folder, experiment, s) for s in stems if s == experiment.name or (folder / f"{s}.json").is_file()]
     made = [section.record for section in sections if section.record]
     if not made:
         raise InputError(f"'{folder}' holds no results; make some first, e.g. flipgrad reproduce rmse --output {folder}")
-    holds = [bool(claim["holds"]) for record in made for claim in record["claims"]]
+    holds = [claim["holds"] for record in made for claim in record["claims"]]
     versions: dict[str, Any] = next((record["versions"] for record in made if "versions" in record), {})
-    numbers = {"made": len(made), "held": sum(holds), "claims": len(holds)}
+    numbers = {"made": len(made), "held": holds.count(True), "claims": len(holds), "undecided": holds.count(None)}
     text = template("paper.html").render(sections=sections, versions=versions, **numbers)
     files.write(folder / PAGE, text.encode())
     return folder / PAGE
 
 
 def keep(source: Path, target: Path) -> Path:
-    """Copy what is worth keeping of a reproduction, its small files, and write the page there.
+    """Copy what is worth keeping of a reproduction, made small, and write the page there.
 
-    That is every experiment's text, numbers and PNG figures, and the curves that figures are drawn from; not the networks,
-    the cells and the PDFs. What ``target`` holds of other experiments stays.
+    That is every experiment's text, numbers and figures, and the curves that figures are drawn from; not the networks, the
+    cells and the PDFs. Figures have as many colours as a palette holds, measurements :data:`DIGITS` digits. What ``target``
+    holds of other experiments and scales stays; both may be the same folder, which then becomes small.
     """
     (target / "measured").mkdir(parents=True, exist_ok=True)
-    for name, experiment in EXPERIMENTS.items():
-        if (source / f"{name}.json").is_file():
-            figures = (name, *experiment.figures)
-            for file in (f"{name}.md", *(file for figure in figures for file in (f"{figure}.png", f"measured/{figure}.json"))):
-                if (source / file).is_file():
-                    shutil.copyfile(source / file, target / file)
-            record = read_result(source / f"{name}.json", "title", "claims")
+    for experiment in EXPERIMENTS.values():
+        for scale in experiment.efforts():
+            stem = experiment.stem(scale)
+            path = source / f"{stem}.json"
+            if not path.is_file() or (record := read_result(path, "title", "claims")).get("scale", scale) != scale:
+                continue
             # Where files lay when it was made is of no use to others.
             record.pop("command", None)
-            files.write_json(target / f"{name}.json", record)
+            files.write_json(target / f"{stem}.json", record)
+            for figure in (stem, *experiment.captions(scale)):
+                _keep_figure(source, target, figure)
+        _tell_scales(target, experiment)
     return write_report(target)
+
+
+def _keep_figure(source: Path, target: Path, figure: str) -> None:
+    """A figure and what it was drawn from, as far as they are there."""
+    picture, measured = f"{figure}.png", f"measured/{figure}.json"
+    if (source / picture).is_file():
+        files.write(target / picture, with_palette((source / picture).read_bytes()))
+    if (source / measured).is_file():
+        files.write_json(target / measured, rounded(read_result(source / measured)), indent=None)
+
+
+def _tell_scales(folder: Path, experiment: Experiment) -> None:
+    """Write the texts of what is kept, with a table of the claims that were looked at in several places or scales."""
+    stems = dict.fromkeys(map(experiment.stem, experiment.efforts()))
+    paths = [path for stem in stems if (path := folder / f"{stem}.json").is_file()]
+    records = [read_result(path, "title", "claims") for path in paths]
+    table = claims_by_scale(records)
+    for path, record in zip(paths, records, strict=True):
+        # Older result files have one table, or none.
+        sheets = [sheet for sheet in record.pop("sheets", [record.pop("sheet", None)]) if sheet]
+        record["sheets"] = [sheet for sheet in sheets if sheet["caption"] != BY_SCALE]
+        if table is not None:
+            record["sheets"].insert(0, asdict(table))
+        files.write_json(path, record)
+        files.write(path.with_suffix(".md"), as_text(record).encode())
+
+
+def rounded(value: Any) -> Any:
+    """Numbers of a measurement with :data:`DIGITS` significant digits; whole numbers and texts as they are.
+
+    >>> rounded({"rate": 0.0123456789, "epochs": [1, 20000.04]})
+    {'rate': 0.012346, 'epochs': [1, 20000.0]}
+    """
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def claims_by_scale(records: Sequence[Mapping[str, Any]]) -> Sheet | None:
+    """Whether each claim holds in every place and at every scale where it was looked at; None if there is no such claim."""
+    columns: dict[str, dict[str, str]] = {}
+    claims: dict[str, None] = {}
+    for record in records:
+        for claim in record["claims"]:
+            if "about" in claim:
+                claims[claim["about"]] = None
+                told, seeds = VERDICTS[claim["holds"]].lower(), claim.get("seeds", 0)
+                column = columns.setdefault(f"{record['scale']}, {claim['where']}", {})
+                column[claim["about"]] = f"{told} in one seed" if seeds == 1 else f"{told} ({seeds} seeds)"
+    if not claims:
+        return None
+    return Sheet(
+        BY_SCALE, ["claim", *columns], [[name, *(column.get(name, "–") for column in columns.values())] for name in claims]
+    )
 
 
 def in_the_papers_order() -> list[Experiment]:
@@ -80,17 +151,17 @@ def in_the_papers_order() -> list[Experiment]:
     return sorted(EXPERIMENTS.values(), key=lambda experiment: re.findall(r"[A-Z]?\.?\d", experiment.place) or ["last"])
 
 
-def _section(folder: Path, experiment: Experiment) -> SimpleNamespace:
-    """What the page shows of an experiment; the ``record`` of one that was not run is empty."""
-    path = folder / f"{experiment.name}.json"
+def _section(folder: Path, experiment: Experiment, stem: str) -> SimpleNamespace:
+    """What the page shows of an experiment whose files are called ``stem``; the ``record`` of one that was not run is empty."""
+    path = folder / f"{stem}.json"
     record = read_result(path, "title", "claims") if path.is_file() else {}
-    title = str(record.get("title", experiment.name))
-    captions = {experiment.name: title, **experiment.figures}
+    title, scale = str(record.get("title", experiment.name)), str(record.get("scale", "small"))
+    captions = {stem: title, **experiment.captions(scale)}
     made = [f"{key} {record[key]}" for key in ("scale", "seed") if key in record]
     made += [duration(record["seconds"])] if isinstance(record.get("seconds"), int | float) else []
     return SimpleNamespace(
-        name=experiment.name,
-        place=experiment.place,
+        name=stem,
+        place=experiment.place + (f", {scale}" if stem != experiment.name else ""),
         words=experiment.words,
         record=record,
         # Without its place in the paper.
@@ -99,7 +170,7 @@ def _section(folder: Path, experiment: Experiment) -> SimpleNamespace:
         # Older result files have one table, or none.
         sheets=[sheet for sheet in record.get("sheets", [record.get("sheet")]) if sheet],
         made=", ".join(made),
-        command=shlex.join(["flipgrad", "reproduce", experiment.name, "--scale", str(record.get("scale", "small"))]),
+        command=shlex.join(["flipgrad", "reproduce", experiment.name, "--scale", scale]),
     )
 
 
@@ -126,6 +197,17 @@ def cost(experiment: Experiment, scale: str, folder: Path, speed: float, workers
             return float(record["seconds"]), True
     except (ValueError, TypeError, KeyError):
         pass
-    number = list(SCALES).index(scale)
-    seconds = experiment.seconds[number] / min(workers or cores(), experiment.cells[number])
-    return speed * seconds, False
+    seconds, cells = experiment.efforts()[scale]
+    return speed * seconds / min(workers or cores(), cells), False
+
+
+def done(experiment: Experiment, scale: str, folder: Path) -> tuple[int, int, float] | None:
+    """How many cells of an experiment are done in ``folder``, of how many, and the share of the work that is left.
+
+    None of one that is not made of cells, or of which none is done.
+    """
+    costs = experiment.parts(scale) if experiment.parts else {}
+    root = folder / Workshop.CELLS
+    finished = [name for name in costs if (root / folder_name(name) / RESULT).is_file()]
+    left = sum(cost for name, cost in costs.items() if name not in finished)
+    return (len(finished), len(costs), left / sum(costs.values())) if finished else None

@@ -1,4 +1,4 @@
-"""Learning on images: trainings by the ordinary loop as cells, and the experiments of figure 4, appendix C.2 and figure C.7."""
+"""Learning on images: trainings by the ordinary loop as cells, and the experiment of figure C.7."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from flipgrad import files, plots, training
 from flipgrad.data import VARIABLE, DataSet, Split, usual_folder
 from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
-from flipgrad.plots.learning import GUESSING, TRAINING, VALIDATION, Training
+from flipgrad.plots.learning import GUESSING, Training
 from flipgrad.reproduce._cells import AGAIN, Cell, Place
 from flipgrad.reproduce._workshop import Claim, Workshop, experiment
 from flipgrad.training import DivergenceError, RunFolder, TrainConfig, load_data, make_net
@@ -48,24 +48,32 @@ class TrainingPlan:
     noise: str = "logistic"
     model: str = AUTO
 
-    def cell(self, shop: Workshop, name: str, estimator: str, augment: str, rate: float | str = AUTO, repeat: int = 0) -> Cell:
+    @property
+    def cost(self) -> int:
+        """How many epochs it takes, the search included, whose trials may have fewer images."""
+        trials = self.trials * self.trial_epochs
+        if self.images and self.trial_images:
+            trials = math.ceil(trials * self.trial_images / self.images)
+        return self.epochs + trials
+
+    def cell(
+        self, shop: Workshop, name: str, estimator: str, augment: str, rate: float | str = AUTO, *, seed: int | None = None
+    ) -> Cell:
         """The training with one ``estimator``; with a ``rate`` that is a number there is no search.
 
-        The ``repeat`` is added to the seed.
+        The ``seed`` is by default the reproduction's.
         """
         network = {"data": self.data, "width": self.width, "noise": self.noise, "estimator": estimator}
         search = {"search_trials": self.trials, "search_epochs": self.trial_epochs, "search_images": self.trial_images}
         course = {"epochs": self.epochs, "lr": rate, "augment": augment, "eval_train": self.watched}
-        values = {**FIXED, **network, **search, **course, "seed": shop.seed + repeat}
+        course["seed"] = shop.seed if seed is None else seed
+        values = {**FIXED, **network, **search, **course}
         if self.model != AUTO:
             values["model"] = self.model
-        trials = self.trials * self.trial_epochs if rate == AUTO else 0
-        if self.images and self.trial_images:
-            trials = math.ceil(trials * self.trial_images / self.images)
         settings = {"config": values, "images": self.images, "held_out": self.held_out}
         folder = image_folder(self, shop.images)
         inputs = {} if folder is None else {IMAGES: str(folder)}
-        return Cell(name, train_cell, settings, self.epochs + trials, inputs)
+        return Cell(name, train_cell, settings, self.cost if rate == AUTO else self.epochs, inputs)
 
 
 def image_folder(plan: TrainingPlan, given: Path | None) -> Path | None:
@@ -180,7 +188,8 @@ def trainings(shop: Workshop, stage: str, cells: Sequence[Cell], *, starred: boo
         config = record["settings"]["config"]
         label, estimator = for_training(config["estimator"], 1)
         facts = {"searched": config["lr"] == AUTO, "starred": starred, "relaxed": estimator.relaxed_objective}
-        found.append(Training(label, config["augment"], **facts, **record["result"], seconds=record["seconds"]))
+        more = {"seconds": record["seconds"], "seed": config["seed"]}
+        found.append(Training(label, config["augment"], **facts, **record["result"], **more))
     return found
 
 
@@ -190,26 +199,7 @@ def store(shop: Workshop, name: str, plan: TrainingPlan, found: Sequence[Trainin
     return shop.store(name, {"plan": asdict(plan), "runs": [asdict(run) for run in found], "seconds": seconds})
 
 
-METHODS = ("psa:sampled", "st", "hard-st", "tanh", "concrete", "adf", "local-reparam", "reinforce")
-AUGMENTATIONS = {"none": "without augmentation", "affine": "with affine augmentation", "flip-crop": "with flip & crop"}
-
 SMOKE = TrainingPlan("digits", 1.0, 128, 64, 64, epochs=2, trials=2, trial_epochs=1, trial_images=64)
-# Small: about 100 minutes for the eight methods on two cores, from the times of one update at this width on one thread. With a
-# quarter of the inputs to every unit their noise averages out half as well, so its scale is half the paper's. With the paper's
-# noise neither PSA nor ST gets anywhere in this time: at the rates that the search found, 0.0046 and 0.0049, losses of
-# 2.336 and 2.338 after 18 epochs, where guessing has 2.303. The paper does not say for how many epochs it trained.
-PLANS = {
-    "smoke": SMOKE,
-    "small": TrainingPlan(
-        "cifar10", 0.25, 20_000, 2000, 1000, epochs=18, trials=8, trial_epochs=2, trial_images=8000, noise="logistic:0.5"
-    ),
-    "paper": TrainingPlan("cifar10", 1.0, None, None, 5000, epochs=200, trials=10, trial_epochs=5, trial_images=None),
-}
-# All three augmentations, but for the scale that is to end within two hours.
-DEFAULT = {"smoke": tuple(AUGMENTATIONS), "small": ("flip-crop",), "paper": tuple(AUGMENTATIONS)}
-
-# What "about the same" and "apart" mean, as shares of a loss.
-SAME, APART = 0.05, 0.1
 
 # The rates of figure C.7 beside the one that the search finds.
 RATES = (1e-3, 1e-4)
@@ -221,103 +211,6 @@ MUPROP_PLANS = {
     ),
     "paper": TrainingPlan("cifar10", 1.0, None, None, 5000, epochs=1000, trials=10, trial_epochs=5, trial_images=None),
 }
-
-
-@experiment(
-    "cifar",
-    "Figures 4 and C.1",
-    seconds=(20, 12_000, 5e6),
-    cells=(24, 8, 24),
-    figures={"cifar-extra": "Validation losses and training accuracies."},
-)
-def cifar(shop: Workshop) -> Iterator[Claim]:
-    """Figure 4 and appendix C.2: learning on CIFAR-10.
-
-    Training losses, validation accuracies, validation losses and training accuracies on CIFAR-10 without augmentation, with
-    affine augmentation, and with flips and crops. PSA and ST train very similarly and stably. Methods with a relaxed objective
-    (Tanh, Concrete, ADF, LocalReparam) lower that objective very well, while the expected loss of the binary network stalls or
-    grows. HardST performs rather poorly and diverges in two of the three cases; ADF with flips and crops has a very good
-    accuracy in spite of its loss; REINFORCE needs a rate so small that no progress is seen.
-    """
-    plan, augmentations = PLANS[shop.scale_name], shop.augmentations or DEFAULT[shop.scale_name]
-    for augment in augmentations:
-        if augment not in AUGMENTATIONS:
-            raise InputError(f"augmentation {augment!r}: choose {', '.join(AUGMENTATIONS)}")
-    cells = [plan.cell(shop, f"cifar-{augment}-{method}", method, augment) for augment in augmentations for method in METHODS]
-    runs = trainings(shop, "cifar", cells)
-    path = store(shop, "cifar", plan, runs)
-    plots.cifar(path, shop.folder / "cifar")
-    plots.cifar(path, shop.folder / "cifar-extra", (VALIDATION, TRAINING))
-    for augment in augmentations:
-        yield from cifar_claims([run for run in runs if run.augment == augment])
-
-
-def cifar_claims(runs: Sequence[Training]) -> Iterator[Claim]:
-    """What the trainings under one augmentation say."""
-    named = {run.method: run for run in runs}
-    psa, st, hard, reinforce, adf = (named[name] for name in ("PSA", "ST", "HardST", "REINFORCE", "ADF"))
-    where = AUGMENTATIONS[psa.augment]
-    yield Claim(
-        f"PSA and ST train alike {where} (training losses within {SAME:.0%} of each other at the end)",
-        abs(psa.end - st.end) <= SAME * min(psa.end, st.end),
-        f"{psa.told}, {st.told}; 10-sample validation accuracy {psa.last('accuracy_n'):.1%}, {st.last('accuracy_n'):.1%}",
-    )
-    lowest = [(run, min(run.values("train_loss"), default=math.nan)) for run in (psa, st)]
-    yield Claim(
-        f"both are stable {where} (no divergence, and the training loss ends within {SAME:.0%} of its lowest)",
-        all(not run.diverged and run.end <= (1 + SAME) * low for run, low in lowest),
-        "; ".join(f"{run.method} lowest {low:.3f}, end {run.end:.3f}" for run, low in lowest),
-    )
-    yield from _relaxed_objectives([run for run in runs if run.relaxed], where)
-    yield Claim(
-        f"HardST performs worse than ST {where}",
-        bool(hard.diverged) or hard.end > (1 + SAME) * st.end,
-        f"{hard.told} at rate {hard.told_rate}, {st.told} at rate {st.told_rate}",
-    )
-    yield Claim(
-        f"REINFORCE makes no progress {where} (less than a tenth of PSA's, from the loss of guessing)",
-        psa.end < GUESSING and GUESSING - reinforce.end < 0.1 * (GUESSING - psa.end),
-        f"guessing {GUESSING:.3f}, {reinforce.told}, {psa.told}",
-    )
-    yield Claim(
-        f"REINFORCE needs a very small learning rate {where} (a tenth of ST's or less)",
-        reinforce.has_a_tenth_of_the_rate_of(st),
-        f"found: REINFORCE {reinforce.told_rate}, ST {st.told_rate}",
-    )
-    yield Claim(
-        f"ADF reaches a good validation accuracy {where} despite its loss (the loss is higher than PSA's, the accuracy at most "
-        "two points lower)",
-        adf.last("loss") > psa.last("loss") and adf.last("accuracy_n") >= psa.last("accuracy_n") - 0.02,
-        f"10 samples: ADF {adf.last('accuracy_n'):.1%}, PSA {psa.last('accuracy_n'):.1%}; validation losses "
-        f"{adf.last('loss'):.3f}, {psa.last('loss'):.3f}",
-    )
-
-
-def _relaxed_objectives(runs: Sequence[Training], where: str) -> Iterator[Claim]:
-    """What relaxed methods minimise, what the binary network then has, and whether that falls, too, in the second half."""
-    gaps = [run.end / run.last("objective") - 1 for run in runs]
-    told = [f"{r.method} {r.last('objective'):.3f}, {r.end:.3f} ({gap:+.0%})" for r, gap in zip(runs, gaps, strict=True)]
-    yield Claim(
-        f"the relaxed objectives part from the true loss {where} (the binary network's is over {APART:.0%} higher at the end)",
-        all(gap > APART for gap in gaps),
-        f"relaxed and true: {'; '.join(told)}",
-    )
-    changes = [(run.method, _second_half(run, "objective"), _second_half(run, "train_loss")) for run in runs]
-    yield Claim(
-        f"while the relaxed objective is optimised, the true loss stalls or grows {where} (in the second half of the training "
-        "it falls by less than half as much)",
-        all(relaxed < 0 and true > relaxed / 2 for _, relaxed, true in changes),
-        "change from the middle to the end: "
-        + "; ".join(f"{method} relaxed {relaxed:+.0%}, true {true:+.0%}" for method, relaxed, true in changes),
-    )
-
-
-def _second_half(run: Training, key: str) -> float:
-    """The relative change of a curve from its middle to its end; the means of some epochs are compared."""
-    values = run.values(key)
-    some = max(1, len(values) // 5)
-    middle = values[len(values) // 2 - some // 2 :][:some]
-    return (sum(values[-some:]) / some) / (sum(middle) / some) - 1 if values else math.nan
 
 
 @experiment("muprop", "Figure C.7", seconds=(5, 1000, 1e7), cells=(7, 7, 7))

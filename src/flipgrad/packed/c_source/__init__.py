@@ -137,6 +137,8 @@ def to_c(
             raise InputError(f"{what}={value!r:.60}: choose {', '.join(map(repr, known))}")
     if numbers == "fixed" and stream == "real":
         raise InputError("stream='real' has no sense with numbers='fixed': choose stream='int16' or 'int32'")
+    if stochastic:
+        net.check_draws()
     ranges = None if examples is None else _ranges(net, np.asarray(examples), stochastic)
     for wide in (False, True):
         compiler = Compiler(numbers, stream, stochastic, ranges, wide)

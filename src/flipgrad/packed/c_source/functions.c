@@ -445,6 +445,20 @@ static void prelu_fixed(int32_t *row, int channels, const int32_t *weight)
         row[c] = row[c] >= 0 ? row[c] : limited(halved((int64_t)row[c] * weight[c], 16), LARGEST);
 }
 
+//: window_sum_limited <- layer VALUE limited
+/* One pixel of sums over windows of numbers in fixed point: those that are too large become the largest. */
+static void window_sum_limited(NUMBER *row, const ELEMENT *in, const layer *of, int pixel)
+{
+    const int y = pixel / of->out_width * of->stride_y - of->top, x = pixel % of->out_width * of->stride_x - of->left;
+    int i, j, c;
+    for (c = 0; c < of->channels; c++)
+        row[c] = 0;
+    for (i = y < 0 ? -y : 0; i < of->rows && y + i < of->height; i++)
+        for (j = x < 0 ? -x : 0; j < of->columns && x + j < of->width; j++)
+            for (c = 0; c < of->channels; c++)
+                row[c] = limited((int64_t)row[c] + VALUE(in, of->channels, (y + i) * of->width + x + j, c), LARGEST);
+}
+
 //: join <- VALUE limited halved
 /* Plus another image's pixel, times multiplier / 2^times. */
 static void join(int32_t *row, const ELEMENT *in, int channels, int pixel, int32_t multiplier, int times)

@@ -36,7 +36,9 @@ from flipgrad.packed.c_source.values import (
 from flipgrad.packed.parts import Array, Part, Value
 from flipgrad.packed.tables import WORDS, chances, first_positive
 
+# The arithmetic of the first layer and the head.
 Numbers = Literal["float", "double", "fixed"]
+# How the stream of residual blocks is stored.
 Stream = Literal["int16", "int32", "real"]
 
 # What stored numbers of each type are limited to.
@@ -545,6 +547,8 @@ class Compiler:
         source = self.stored(given, later)
         value = part.result(source.value)
         whole = source.form != "real"
+        if name == "window_sum" and whole and not source.exact:
+            name = "window_sum_limited"
         call = self.function(name, source.form, whole=whole)
         line = f"{call}({'sums' if whole else 'row'}, {source.address}, {self._pool_layer(part, source, value)}, i);"
         row = Row(value, whole, source.drawn, [source], [line], exact=whole and source.exact)
