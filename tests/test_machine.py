@@ -1,11 +1,11 @@
-"""Threads are given back, and the fastest run of each of several works is found."""
+"""Threads are given back, the load is known, and the fastest run of each of several works is found."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from flipgrad.machine import cores, fastest, threads
+from flipgrad.machine import cores, fastest, load, threads
 
 
 def test_threads_are_given_back():
@@ -16,6 +16,17 @@ def test_threads_are_given_back():
     with pytest.raises(ValueError, match="no number"), threads(before + 1):
         int("no number")
     assert torch.get_num_threads() == before
+
+
+def test_the_load_is_that_of_the_last_minute_where_the_system_tells(monkeypatch):
+    monkeypatch.setattr("os.getloadavg", lambda: (1.5, 2.5, 3.5))
+    assert load() == 1.5
+
+    def unknown():
+        raise OSError("not here")
+
+    monkeypatch.setattr("os.getloadavg", unknown)
+    assert load() is None
 
 
 def test_works_take_turns_and_the_first_run_does_not_count():

@@ -5,11 +5,12 @@ at then, and gradients may get lost.
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
+from inspect import signature
 from types import CodeType, FrameType
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,23 @@ from torch.utils.checkpoint import CheckpointFunction
 from flipgrad.errors import InputError
 
 Backward = Callable[..., tuple[Tensor | None, ...]]
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
+# Tensors that are no more than that.
+_PLAIN = (Tensor, nn.Parameter)
 # Where nn.Module and torch keep hooks that run when a module is called.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 _without_compiler: Callable[..., Tensor] | None = None
+
+
+def signed(function: FunctionT) -> FunctionT:
+    """A ``forward`` of an autograd function that keeps its signature, which torch asks for at every call.
+
+    To find it out anew takes longer than a layer of a few units.
+    """
+    function.__signature__ = signature(function)  # type: ignore[attr-defined]
+    return function
 
 
 def estimate(values: Tensor, *, twice: bool = False) -> Tensor:
@@ -51,6 +64,7 @@ class _Estimate(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(values: Tensor, twice: bool, checkpointed: bool) -> Tensor:
         return values.view_as(values)
 
@@ -98,6 +112,7 @@ class _Once(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(grad: Tensor, *depends_on: Tensor) -> Tensor:
         return grad.view_as(grad)
 
@@ -188,7 +203,18 @@ def exporting() -> bool:
 
 def cannot_look() -> bool:
     """Whether values cannot be looked at, to check them: while torch captures, and under transforms of ``torch.func``."""
-    return capturing() or torch._C._functorch.maybe_current_level() is not None
+    return capturing() or torch._C._are_functorch_transforms_active()
+
+
+def only_computes(tensors: Sequence[Tensor]) -> bool:
+    """Whether torch does nothing with ``tensors`` but to compute: it neither captures nor transforms, records nor watches.
+
+    Then what an operator of torch does may be called as it is, which spares small tensors more than their arithmetic.
+    """
+    if cannot_look() or torch._C._len_torch_dispatch_stack():
+        return False
+    recorded = torch.is_grad_enabled()
+    return all(type(t) in _PLAIN and not t.is_meta and not (recorded and t.requires_grad) for t in tensors)
 
 
 def hides_record(x: Tensor) -> bool:
@@ -204,6 +230,19 @@ def hides_record(x: Tensor) -> bool:
         if inner.grad_fn is not None:
             return True
     return False
+
+
+def unwrapped(t: Tensor) -> Tensor:
+    """The numbers of a tensor under transforms of ``torch.func``: under ``torch.vmap``, those of all draws together."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(t):
+        t = torch._C._functorch.get_unwrapped(t)
+    return t
+
+
+def without_transforms() -> AbstractContextManager[None]:
+    """Computes as if no transform of ``torch.func`` were at work, on tensors that are :func:`unwrapped`."""
+    context: AbstractContextManager[None] = torch._C._DisableFuncTorch()
+    return context
 
 
 def check_exportable() -> None:
@@ -304,6 +343,7 @@ class _UndefinedGradient(torch.autograd.Function):
     """A sampled sign, whose derivative nobody has chosen."""
 
     @staticmethod
+    @signed
     def forward(a: Tensor, states: Tensor) -> Tensor:
         return states.clone()
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from flipgrad.affine import Affine, along, over_channels, per_channel
 from flipgrad.flips import ordinary
-from flipgrad.guards import once
+from flipgrad.guards import once, signed
 
 # A linear map on the way back: from the gradient in a result to that in what it was made of.
 Pullback = Callable[[Tensor], Tensor]
@@ -108,6 +108,7 @@ class _Carried(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(carrier: Tensor, shape: torch.Size, pullback: Pullback) -> Tensor:
         return _zeros(carrier, shape)
 
@@ -128,6 +129,7 @@ class _Joined(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(first: Tensor, second: Tensor) -> Tensor:
         return _zeros(first, first.shape)
 
@@ -148,6 +150,7 @@ class _Flips(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(
         states: Tensor, weight: Tensor, affine: Affine, scale: Tensor | None, orders: tuple[int, ...], shape: torch.Size
     ) -> tuple[Tensor, ...]:

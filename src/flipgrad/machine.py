@@ -21,6 +21,14 @@ def launched_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def load() -> float | None:
+    """How many processes of the whole machine were at work, on average over the last minute; None where that is not known."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Let torch use ``count`` threads inside, and afterwards as many as before."""

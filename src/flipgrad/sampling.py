@@ -57,7 +57,7 @@ def compiled_draws(draw: Draw, a: Tensor, count: int = 1) -> tuple[int, int] | N
     if not library.usable(a):
         return None
     # Under torch.func transforms the generator gives no number but a tensor for all draws, by their rules of randomness.
-    transformed = torch._C._functorch.maybe_current_level() is not None
+    transformed = torch._C._are_functorch_transforms_active()
     if isinstance(draw, Apart):
         draw = draw.units
     if isinstance(draw, Stream):

@@ -33,7 +33,7 @@ def problem(widths, points=6):
 def test_antithetic_draws_are_one_with_z_and_one_with_minus_z():
     net, x, objective = problem([4, 5])
     noise = [net.binary_layers[0].noise.sample_like(torch.zeros(6, width).double()) for width in (4, 5)]
-    pair = gradients(net, x, objective, of_draws("psa", "antithetic"), noise)
+    pair = gradients(net, x, objective, of_draws("psa", "antithetic", 2), noise)
     both = [gradients(net, x, objective, fg.PSA(), [sign * z for z in noise]) for sign in (1, -1)]
     torch.testing.assert_close(pair, (both[0] + both[1]) / 2)
 
@@ -69,8 +69,8 @@ def test_draws_of_the_last_layer_lower_the_variance_behind_others():
 def test_every_way_makes_an_estimator():
     net, x, objective = problem([4, 5])
     for way in WAYS.values():
-        assert gradients(net, x, objective, of_draws(*way)).isfinite().all()
-    assert isinstance(of_draws("psa:mean", "one"), fg.PSA)
+        assert gradients(net, x, objective, of_draws(*way, 2)).isfinite().all()
+    assert isinstance(of_draws("psa:mean", "one", 2), fg.PSA)
 
 
 def test_a_wide_network_is_compared_with_psas_own_expectation(tmp_path):
@@ -174,14 +174,88 @@ def test_trainings_are_compared_after_equal_epochs_and_equal_time():
     assert math.isnan(Trained("PSA", 0.1, [1.0], "diverged").after(1))
 
 
+def several_seeds() -> Grid:
+    ends = {"ST": ((0.9, 1.1), (0.5, None)), "PSA": ((0.8, 1.2), (3.0, 0.2)), "PSA posterior": ((0.7, 0.9), (0.7, 0.5))}
+    runs = [
+        Trained(method, rate, [2.0, 2.0 if end is None else end], "the loss" if end is None else None, seed)
+        for method, by_rate in ends.items()
+        for rate, by_seed in zip((0.1, 0.3), by_rate, strict=True)
+        for seed, end in enumerate(by_seed)
+    ]
+    return Grid("a net", "few images", [0.1, 0.3], 2, runs, {"ST": 0.5, "PSA": 1.0, "PSA posterior": 1.0})
+
+
+def test_trainings_of_several_seeds_are_compared_by_their_means_with_the_spread():
+    trainings = several_seeds()
+    # One seed that diverges, or one that ends above guessing, spoils a rate.
+    assert [trainings.largest_stable(method) for method in trainings.methods] == [0.1, 0.1, 0.3]
+    assert [trainings.best_rate(method) for method in trainings.methods] == [0.1, 0.1, 0.3]
+    assert trainings.best("PSA posterior") == pytest.approx(0.6)
+    assert trainings.told("PSA posterior", 0.3) == "0.600 ± 0.141"
+    assert trainings.told("ST", 0.3) == trainings.told("ST", 0.7) == "—"
+    sheet = all_sheets([net(0.4, kind=False), net(0.4)], [trainings], "")[-1]
+    assert sheet.rows[0] == ["a net, ST", "1.000 ± 0.141", "—", "0.1", "1.000 ± 0.141", "1.000 ± 0.141"]
+    (claim,) = [claim for claim in all_claims([net(0.4, kind=False), net(0.4)], [trainings]) if "same epochs" in claim.text]
+    assert claim.holds
+    assert claim.numbers == "ST 1.000 ± 0.141, PSA 1.000 ± 0.283, PSA posterior 0.600 ± 0.141"
+
+
+def test_every_repeat_of_a_training_has_another_seed_and_every_revision_another_cell(tmp_path):
+    shop = Workshop(tmp_path, "smoke", 5, lambda what, new, total: None)
+    first, second = (SETTINGS["smoke"][0].cell(shop, "psa:posterior", 0.1, repeat) for repeat in (0, 1))
+    assert first.name == "beyond-fc-4-psa:posterior-revision-1-0.1"
+    assert second.name == f"{first.name}-seed-6"
+    assert {**first.settings["config"], "seed": 6} == second.settings["config"]
+    assert SETTINGS["smoke"][0].cell(shop, "st:sampled", 0.1).name == "beyond-fc-4-st:sampled-0.1"
+    assert beyond_networks.SEEDS["small"] == 3
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """How often times were taken, which is replaced: what counts here is when they are taken again."""
+    taken, now = [], {"load": 3.0}
+
+    def take(shop, settings):
+        taken.append(1)
+        found = {"seconds": {"net": {"PSA": 2.0, "ST": 1.0}}, "timed": beyond_networks._timed(), **now}
+        shop.store(beyond_networks.COSTS, found)
+        return found
+
+    monkeypatch.setattr(beyond_networks, "_take_times", take)
+    monkeypatch.setattr(beyond_networks.machine, "load", lambda: now["load"])
+    return taken, now
+
+
+def test_costs_taken_beside_other_work_are_taken_again_when_the_machine_is_quiet(tmp_path, timed, monkeypatch):
+    taken, now = timed
+    shop = Workshop(tmp_path, "smoke", 0, lambda what, new, total: None)
+    for _ in range(2):
+        assert beyond_networks.measure_costs(shop, ()) == (
+            {"net": {"PSA": 1.0, "ST": 0.5}},
+            "beside other work (a load of 3.0)",
+        )
+    assert len(taken) == 1
+    now["load"] = 0.2
+    for _ in range(2):
+        assert beyond_networks.measure_costs(shop, ())[1] == "with nothing else at work"
+    assert len(taken) == 2
+    now["load"] = None
+    monkeypatch.setattr(beyond_networks, "REVISIONS", {"psa:posterior": 99})
+    assert beyond_networks.measure_costs(shop, ())[1] == "beside what is not known"
+    assert len(taken) == 3
+
+
 def test_tables_have_a_row_for_every_layer_and_training():
-    accuracy, wider, costs, equal, several, trained = all_sheets([net(0.4, kind=False), net(0.4)], [grid(0.4, 0.6)])
+    accuracy, wider, costs, equal, several, trained = all_sheets(
+        [net(0.4, kind=False), net(0.4)], [grid(0.4, 0.6)], "with nothing else at work"
+    )
     assert accuracy.head == ["network, layer", *LABELS]
     assert accuracy.rows[1][:2] == ["a net, layer 2", "1 / (0.00) / 0.50"]
     assert len(wider.rows) == len(equal.rows) / 2 == len(several.rows) == 4
     assert ["PSA posterior", "1.50"] in [row[:2] for row in costs.rows]
     assert equal.rows[1][2] == f"{0.4 * 1.5**0.5:.2f}"
     assert trained.rows[2] == ["a net, PSA posterior", "1.000", "0.400", "≥ 0.3", "0.400", "2.000"]
+    assert "in turns, with nothing else at work. In small" in costs.caption
     for sheet in (accuracy, wider, costs, equal, several, trained):
         assert {len(row) for row in sheet.rows} == {len(sheet.head)}
 

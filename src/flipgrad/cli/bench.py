@@ -3,7 +3,7 @@
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -43,7 +43,7 @@ def bench(
         console.print(f"bench {name}: about {rough(seconds)} on this machine, if nothing else runs on it")
     columns = (TextColumn("{task.description}"), _TimeBar(), TimeElapsedColumn())
     # Drawn seldom, as drawing takes time from what is measured.
-    options = {"disable": seconds is None, "transient": True, "refresh_per_second": 1}
+    options: dict[str, Any] = {"disable": seconds is None, "transient": True, "refresh_per_second": 1}
     started = time.perf_counter()
     with Progress(*columns, console=console, **options) as bar:
         bar.add_task(f"bench {name}", total=seconds)

@@ -1,6 +1,6 @@
 """What sums over flips take and give: right shapes, dtypes and devices, a flat geometry, a memory format."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -78,17 +78,11 @@ def _check_kind_of_layer(x: Tensor, weight: Tensor, geometry: Geometry | None) -
         )
 
 
-def by_convolution(
-    kernel: str, convolution: Callable[..., Tensor], noise: Noise, geometry: Geometry | None, **tensors: Tensor
-) -> Tensor:
-    """A sum over flips by a kernel for convolutions; a fully connected layer is one of one place."""
+def check_layer(kernel: str, noise: Noise, geometry: Geometry | None, **tensors: Tensor) -> None:
+    """Refuse, on behalf of a ``kernel`` for logistic noise, other noises, and shapes that do not belong together."""
     if not noise.compiled:
         raise InputError(f"noise={noise!r}: the {kernel} flip product is for Logistic noise; use flipgrad.flips for the others")
     check_shapes(geometry=geometry, **tensors)
-    if geometry is not None:
-        return convolution(noise, geometry, *tensors.values())
-    u = convolution(noise, Geometry(), *(t[:, :, None, None] for t in tensors.values()))
-    return u.reshape(tensors["x"].shape).contiguous()
 
 
 def memory_format(x: Tensor) -> torch.memory_format:

@@ -18,13 +18,12 @@ where that is more. An output state that is 0 adds nothing.
 """
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from flipgrad.flips import vectorized
-from flipgrad.flips._arguments import by_convolution, memory_format
+from flipgrad.flips._arguments import check_layer, memory_format
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.native.library import WEIGHTS_TOO_LARGE, call, check_tensors, computed_in
 from flipgrad.noise import Noise
@@ -45,24 +44,25 @@ def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise
 
 def _sum(function: str, noise: Noise, geometry: Geometry | None, **tensors: Tensor) -> Tensor:
     check_tensors(**tensors)
-    return by_convolution("native", partial(_convolution, function), noise, geometry, **tensors)
-
-
-def _convolution(
-    function: str, noise: Noise, geometry: Geometry, x: Tensor, a: Tensor, given: Tensor, weight: Tensor
-) -> Tensor:
-    """The flip product, or the log ratio of the output states that are ``given``; nothing is checked here."""
+    check_layer("native", noise, geometry, **tensors)
+    x, a, given, weight = tensors.values()
     dtype = computed_in(x.dtype)
     u = torch.empty(x.shape, dtype=dtype, memory_format=memory_format(x))
     if u.numel() == 0:
         return u.to(x.dtype)
-    memory = [*(t.detach().to(dtype) for t in (x, a, given, weight)), u]
-    strides = {f"{name}_strides": t.stride() for name, t in zip(("x", "a", "grad", "weight", "u"), memory, strict=True)}
+    memory = [*(t.detach() if t.dtype == dtype else t.detach().to(dtype) for t in (x, a, given, weight)), u]
+    # A fully connected layer is a convolution of one place.
+    places = () if geometry else (0, 0)
+    strides = [(*t.stride(), *places) for t in memory]
+    height, width, out_height, out_width, *kernel = (*x.shape[2:], *a.shape[2:], *weight.shape[2:]) if geometry else (1,) * 6
+    stride, padding, dilation, groups = geometry or Geometry()
     status = call(
         function, dtype, *memory,
-        batch=x.shape[0], in_channels=weight.shape[1], out_channels=weight.shape[0] // geometry.groups,
-        height=x.shape[2], width=x.shape[3], out_height=a.shape[2], out_width=a.shape[3], kernel=tuple(weight.shape[2:]),
-        largest_weight=largest(memory[3]), scale=noise.scale, **geometry._asdict(), **strides,
+        batch=x.shape[0], groups=groups, in_channels=weight.shape[1], out_channels=weight.shape[0] // groups,
+        height=height, width=width, out_height=out_height, out_width=out_width, kernel=tuple(kernel),
+        stride=stride, padding=padding, dilation=dilation,
+        x_strides=strides[0], a_strides=strides[1], grad_strides=strides[2], weight_strides=strides[3], u_strides=strides[4],
+        largest_weight=largest(memory[3]), scale=noise.scale,
     )  # fmt: skip
     # Only flip products have weights that are too large.
     return vectorized.flip_product(x, a, given, weight, noise, geometry) if status == WEIGHTS_TOO_LARGE else u.to(x.dtype)
@@ -72,5 +72,5 @@ def largest(weight: Tensor) -> float:
     """The largest absolute value; infinite where one is NaN, which says nothing about the others."""
     if weight.numel() == 0:
         return 0.0
-    low, high = torch.aminmax(weight)
-    return math.inf if low.isnan() else max(-low.item(), high.item())
+    low, high = (t.item() for t in torch.aminmax(weight))
+    return math.inf if math.isnan(low) else max(-low, high)

@@ -20,7 +20,7 @@ the tolerance, relative to the root mean square of the result, the result is giv
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from torch.nn import functional
 from flipgrad.errors import InputError
 from flipgrad.flips import RATIO_ERROR_FACTOR, choose, log_ratio
 from flipgrad.flips.choice import Choice
-from flipgrad.guards import cannot_look
+from flipgrad.guards import cannot_look, once, signed
 from flipgrad.noise import Logistic, sign
 
 # With fewer terms the log ratio costs less than to find out whether the expansion will do.
@@ -195,24 +195,48 @@ class SoftmaxFlips:
 
         In ``weight`` it is :math:`x_i [(1 - \pi_i) d_k(x) - \pi_i d_k(x_{\downarrow i})]`.
         """
-        x, p, targets, opposite = self.x, self.p, self.targets, opposite.to(self.x.dtype)
+        term: Tensor = _Averaged.apply(weight, bias, self, opposite)  # type: ignore[no-untyped-call]
+        return term
+
+    def gradients(self, opposite: Tensor, grad: Tensor, *, of_bias: bool) -> tuple[Tensor, Tensor | None]:
+        """Those of :meth:`averaged` in weight and bias, for the gradients ``grad`` [B] in the losses."""
+        x, opposite, grad = self.x, opposite.to(self.x.dtype), grad.to(self.x.dtype)[:, None]
         share = opposite / (1 + self.excess)
-        none = torch.zeros_like(share)
-        shares = torch.where(self.up, share, none), torch.where(self.up, none, share)
-        wide = weight.to(self.weight.dtype)
-        # Of the sample, and the targets of the flip.
-        kept = functional.linear(x * (1 - opposite), wide) * p - functional.linear(x * (1 - 2 * opposite), wide) * targets
-        up, down = (
-            functional.linear(part, torch.addcmul(wide, grown, wide)) for part, grown in zip(shares, self.grown, strict=True)
-        )
-        carrier = (kept - (up - down) * p).sum(1)
-        if bias is not None:
-            mean = opposite.mean(1, keepdim=True)
-            plus, minus = (functional.linear(part, grown) for part, grown in zip(shares, self.grown, strict=True))
-            ones = (plus + minus + share.sum(1, keepdim=True)) / max(1, x.shape[1])
-            slopes = p * (1 - mean + ones) - targets
-            carrier = carrier + (slopes * bias.to(slopes.dtype)).sum(1)
-        return carrier - carrier.detach()
+        up = torch.where(self.up, share, 0.0)
+        moved = x * opposite
+        kept = x - moved
+        # Of the sample, of flips from +1 and from -1, and the targets of either.
+        of_sample, plus, minus = ((self.p * grad).t() @ torch.cat([kept, up, share - up], 1)).tensor_split(3, 1)
+        of_targets = (self.targets * grad).t() @ (kept - moved)
+        down = self.grown[0]
+        in_weight = of_sample.sub(of_targets).sub_(plus).sub_(plus * down).add_(minus).addcmul_(minus, self.grown[1])
+        if not of_bias:
+            return in_weight, None
+        ones = (up @ down.t() + (share - up) @ self.grown[1].t() + share.sum(1, keepdim=True)) / max(1, x.shape[1])
+        slopes = self.p * (1 - opposite.mean(1, keepdim=True) + ones) - self.targets
+        return in_weight, (slopes * grad).sum(0)
+
+
+@final
+class _Averaged(torch.autograd.Function):
+    """Zeros [B]; backward, the averaged gradient of a cross-entropy in the head's parameters, in a few products."""
+
+    @staticmethod
+    @signed
+    def forward(weight: Tensor, bias: Tensor | None, flips: SoftmaxFlips, opposite: Tensor) -> Tensor:
+        return flips.p.new_zeros(len(flips.p))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.weight, ctx.bias = (None if t is None else t.dtype for t in inputs[:2])
+        ctx.flips, ctx.opposite = inputs[2:]
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        of_weight, of_bias, *_ = ctx.needs_input_grad
+        in_weight, in_bias = ctx.flips.gradients(ctx.opposite, grad, of_bias=of_bias)
+        return in_weight.to(ctx.weight) if of_weight else None, None if in_bias is None else in_bias.to(ctx.bias), None, None
 
 
 def quadratic(x: Tensor, residuals: Tensor, weight: Tensor) -> Tensor:

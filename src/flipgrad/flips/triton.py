@@ -15,14 +15,13 @@ tests.
 
 import math
 import os
-from functools import partial
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips._arguments import by_convolution, check_devices, memory_format
+from flipgrad.flips._arguments import check_devices, check_layer, memory_format
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.native.library import check_dtypes
 from flipgrad.noise import Noise
@@ -72,7 +71,12 @@ def _sum(ratio: bool, noise: Noise, geometry: Geometry | None, **tensors: Tensor
             raise InputError(f"{name} is on {t.device}: the Triton kernel needs tensors on a GPU, e.g. {name}.cuda()")
     check_devices(*tensors.values())
     check_dtypes("the Triton kernel takes", **tensors)
-    return by_convolution("Triton", partial(_convolution, ratio), noise, geometry, **tensors)
+    check_layer("Triton", noise, geometry, **tensors)
+    if geometry is not None:
+        return _convolution(ratio, noise, geometry, *tensors.values())
+    # A fully connected layer is a convolution of one place.
+    u = _convolution(ratio, noise, Geometry(), *(t[:, :, None, None] for t in tensors.values()))
+    return u.reshape(tensors["x"].shape).contiguous()
 
 
 def _convolution(ratio: bool, noise: Noise, geometry: Geometry, x: Tensor, a: Tensor, given: Tensor, weight: Tensor) -> Tensor:

@@ -82,12 +82,13 @@ class Net:
 
 @dataclass(frozen=True)
 class Trained:
-    """One training: the training loss after every epoch, as far as it came."""
+    """One training: the training loss after every epoch, as far as it came; the ``seed`` tells repeats apart."""
 
     method: str
     rate: Positive
     losses: list[float]
     diverged: str | None = None
+    seed: int = 0
 
     def after(self, epochs: float) -> float:
         """The loss after that many epochs, on a line between whole ones, and at most at the end; NaN if it diverged."""
@@ -125,18 +126,41 @@ class Grid:
         """The trainings with one option."""
         return [run for run in self.runs if run.method == method]
 
+    def losses(self, method: str, rate: float, epochs: float | None = None) -> list[float]:
+        """The losses of all seeds at one rate, after some epochs, by default all; NaN of those that diverged."""
+        return [run.after(epochs or self.epochs) for run in self.of(method) if run.rate == rate]
+
     def largest_stable(self, method: str) -> float:
-        """The largest rate at which the training comes to its end with a lower loss than guessing; 0 if none does."""
-        return max((run.rate for run in self.of(method) if run.final < GUESSING), default=0.0)
+        """The largest rate at which the trainings of all seeds end with a lower loss than guessing; 0 if there is none."""
+        tried = {run.rate for run in self.of(method)}
+        stable = [rate for rate in tried if all(loss < GUESSING for loss in self.losses(method, rate))]
+        return max(stable, default=0.0)
+
+    def best_rate(self, method: str, epochs: float | None = None) -> float:
+        """The rate with the lowest loss, the mean over seeds, after some epochs; NaN where a seed diverged at each."""
+        means = {run.rate: float(np.mean(self.losses(method, run.rate, epochs))) for run in self.of(method)}
+        finished = {rate: mean for rate, mean in means.items() if isfinite(mean)}
+        return min(finished, key=finished.__getitem__, default=nan)
 
     def best(self, method: str, epochs: float | None = None) -> float:
-        """The lowest loss over the rates, after some epochs, by default all."""
-        losses = (run.after(epochs or self.epochs) for run in self.of(method))
-        return min(filter(isfinite, losses), default=nan)
+        """The lowest loss over the rates, the mean over seeds, after some epochs; NaN where there is none."""
+        rate = self.best_rate(method, epochs)
+        return float(np.mean(self.losses(method, rate, epochs))) if isfinite(rate) else nan
+
+    def told(self, method: str, rate: float, epochs: float | None = None) -> str:
+        """The mean loss over seeds at a ``rate`` and, of several seeds, their standard deviation; a dash where one diverged."""
+        losses = self.losses(method, rate, epochs)
+        if not losses or not all(map(isfinite, losses)):
+            return "—"
+        return f"{np.mean(losses):.3f}" + (f" ± {np.std(losses, ddof=1):.3f}" if len(losses) > 1 else "")
+
+    def in_time(self, method: str) -> float:
+        """The epochs of an option in the time that the cheapest takes for all."""
+        return self.epochs * min(self.cost[name] for name in self.methods) / self.cost[method]
 
     def equal_time(self, method: str) -> float:
-        """The lowest loss over the rates, after the time that the cheapest option takes for all epochs."""
-        return self.best(method, self.epochs * min(self.cost[name] for name in self.methods) / self.cost[method])
+        """The lowest loss over the rates, the mean over seeds, after the time that the cheapest option takes."""
+        return self.best(method, self.in_time(method))
 
 
 @defaults()
@@ -231,15 +255,15 @@ def _draw_rates(axes: Axes, trainings: Grid, options: Sequence[str]) -> None:
     side = min((after / before for before, after in pairwise(rates)), default=4.0) ** 0.5
     axes.set(xscale="log", xlim=(rates[0] / side, rates[-1] * side), ylim=(low, top))
     for index, option in enumerate(options):
-        runs = sorted(trainings.of(option), key=lambda run: run.rate)
         offset = side ** (0.5 * (index / max(len(options) - 1, 1) - 0.5))
-        if finished := [run for run in runs if isfinite(run.final)]:
-            rates_drawn, losses = [run.rate * offset for run in finished], [run.final for run in finished]
-            axes.plot(rates_drawn, losses, label=option, **_look(option))
-        for run in runs:
-            if not run.final < top:
+        tried = sorted({run.rate for run in trainings.of(option)})
+        means = {rate: float(np.mean(trainings.losses(option, rate))) for rate in tried}
+        if finished := {rate: mean for rate, mean in means.items() if isfinite(mean)}:
+            axes.plot([rate * offset for rate in finished], list(finished.values()), label=option, **_look(option))
+        for rate, mean in means.items():
+            if not mean < top:
                 height = top - 0.03 * (top - lowest)
-                axes.plot([run.rate * offset], [height], marker="x", markersize=4, color=style_of(option).colour, label="_")
+                axes.plot([rate * offset], [height], marker="x", markersize=4, color=style_of(option).colour, label="_")
     if lowest < GUESSING:
         axes.axhline(GUESSING, color=GREY, linewidth=0.7, zorder=1)
         note(axes, 0.98, (GUESSING - low) / (top - low) - 0.01, "guessing", va="top", ha="right")
@@ -251,9 +275,9 @@ def _draw_rates(axes: Axes, trainings: Grid, options: Sequence[str]) -> None:
 def _draw_times(axes: Axes, trainings: Grid, options: Sequence[str]) -> None:
     cheapest = min(trainings.cost.values())
     for option in options:
-        runs = [run for run in trainings.of(option) if isfinite(run.final)]
-        if runs and option in trainings.cost:
-            losses = min(runs, key=lambda run: run.final).losses
+        rate = trainings.best_rate(option)
+        if isfinite(rate) and option in trainings.cost:
+            losses = np.mean([run.losses for run in trainings.of(option) if run.rate == rate], 0)
             times = [epoch * trainings.cost[option] / cheapest for epoch in range(1, len(losses) + 1)]
             axes.plot(times, losses, label=option, **_look(option))
     axes.axvline(trainings.epochs, color=GREY, linewidth=0.7, zorder=1)

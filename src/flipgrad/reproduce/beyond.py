@@ -15,7 +15,7 @@ from flipgrad import plots
 from flipgrad.plots.options import PAPER, Grid, Net
 from flipgrad.reproduce import toy
 from flipgrad.reproduce._workshop import Claim, Sheet, Workshop, experiment
-from flipgrad.reproduce.beyond_networks import SETTINGS, WAYS, measure_costs, measure_small, measure_wide, train
+from flipgrad.reproduce.beyond_networks import SETTINGS, WAYS, measure_costs, measure_small, measure_wide, revised, train
 
 # The option that is recommended, and two others.
 RECOMMENDED, RAO_BLACKWELL, MEAN = "PSA posterior", "PSA rao-blackwell", "PSA mean"
@@ -54,10 +54,10 @@ def averaging(shop: Workshop) -> list[Claim | Sheet]:
     costs; and trainings over a grid of learning rates.
     """
     settings = SETTINGS[shop.scale_name]
-    costs = measure_costs(shop, settings)
+    costs, how_timed = measure_costs(shop, settings)
     small = measure_small(shop, costs)
     grids = train(shop, settings, costs)
-    lasting = toy.trainings(shop, "beyond-toy", LASTING, *LENGTH[shop.scale_name])
+    lasting = toy.trainings(shop, "beyond-toy", LASTING, *LENGTH[shop.scale_name], revised)
     wide = measure_wide(shop, settings, costs)
     nets = [*small, *wide]
     drawn = [net.name for net in (small if len(small) <= DRAWN else [*small[: DRAWN - 1], small[-1]])]
@@ -66,7 +66,7 @@ def averaging(shop: Workshop) -> list[Claim | Sheet]:
     plots.by_layer(path, shop.folder / "beyond", drawn)
     plots.by_layer(path, shop.folder / "beyond-wide", [net.name for net in wide])
     plots.over_rates(path, shop.folder / "beyond-training")
-    return [*all_claims(nets, grids), *all_sheets(nets, grids), *long_trainings(lasting)]
+    return [*all_claims(nets, grids), *all_sheets(nets, grids, how_timed), *long_trainings(lasting)]
 
 
 def all_claims(nets: Sequence[Net], grids: Sequence[Grid]) -> Iterator[Claim]:
@@ -205,6 +205,12 @@ def _several_draws(nets: Sequence[Net]) -> Iterator[Claim]:
         f"{RECOMMENDED}, 2 draws",
     )
     yield below(
+        f"two antithetic draws of the upper half of the layers, the others' drawn once, are worth their time (wide networks, "
+        f"{RECOMMENDED}; standard deviation × √time over that of one draw)",
+        f"{RECOMMENDED}, Z and −Z of the upper half",
+        RECOMMENDED,
+    )
+    yield below(
         f"four draws of the last layer's states, the other layers' drawn once, are worth their time (wide networks, {MEAN}; "
         "standard deviation × √time over that of one draw)",
         f"{MEAN}, 4 of the last layer",
@@ -227,19 +233,24 @@ def _training_claims(grid: Grid) -> Iterator[Claim]:
         f"lowest over the rates, in the time that the cheapest takes for {grid.epochs} epochs, from the measured times of a "
         "gradient; losses between epochs are on a line"
     )
-    for loss, same, how in ((grid.best, "epochs", epochs), (grid.equal_time, "time", time)):
-        losses = {method: loss(method) for method in grid.methods}
+    for after, same, how in ((lambda _: grid.epochs, "epochs", epochs), (grid.in_time, "time", time)):
+        losses = {method: grid.best(method, after(method)) for method in grid.methods}
         own = losses[RECOMMENDED]
         yield Claim(
             f"{RECOMMENDED} comes to a lower training loss than PSA and ST in the same {same}: {grid.title} ({how})",
             # The others may have none.
             isfinite(own) and all(not losses[other] <= own for other in (PAPER, "ST")),
-            ", ".join(f"{method} {value:.3f}" for method, value in losses.items()),
+            ", ".join(f"{method} {_lowest(grid, method, after(method))}" for method in losses),
         )
 
 
-def all_sheets(nets: Sequence[Net], grids: Sequence[Grid]) -> list[Sheet]:
-    """In the order of the text."""
+def _lowest(grid: Grid, method: str, epochs: float) -> str:
+    """The lowest loss over the rates, with its spread over seeds."""
+    return grid.told(method, grid.best_rate(method, epochs), epochs)
+
+
+def all_sheets(nets: Sequence[Net], grids: Sequence[Grid], how_timed: str) -> list[Sheet]:
+    """In the order of the text; costs were timed in the way that ``how_timed`` says."""
     small, wide = [net for net in nets if not net.wide], [net for net in nets if net.wide]
     references = "; ".join(f"{net.name}: {net.reference}" for net in wide)
     options = list(nets[0].options)
@@ -263,7 +274,7 @@ def all_sheets(nets: Sequence[Net], grids: Sequence[Grid]) -> list[Sheet]:
             options,
             accuracy,
         ),
-        _costs(nets, grids),
+        _costs(nets, grids, how_timed),
         _by_layer(
             "Equal cost: RMSE × √time over PSA's. Below 1, averaging draws for the same time gives a lower error than PSA, as "
             "far as the error is variance. Layer 1 has real inputs: no option changes its gradient, so that their time is lost "
@@ -287,13 +298,14 @@ def _by_layer(caption: str, nets: Sequence[Net], names: Sequence[str], entry: Ca
     return Sheet(caption, ["network, layer", *names], rows)
 
 
-def _costs(nets: Sequence[Net], grids: Sequence[Grid]) -> Sheet:
+def _costs(nets: Sequence[Net], grids: Sequence[Grid], how_timed: str) -> Sheet:
     """The time of a gradient."""
     known = {net.name.partition(",")[0] if not net.wide else net.name.rpartition(",")[0]: net.cost for net in nets}
     known |= {grid.title: grid.cost for grid in grids if grid.title not in known}
     names = list(dict.fromkeys(label for cost in known.values() for label in cost))
     return Sheet(
-        "Time of a gradient over that of PSA, on one thread, all timed in turns. In small networks it is that of the calls.",
+        f"Time of a gradient over that of PSA, on one thread, all timed in turns, {how_timed}. In small networks it is that of "
+        "the calls.",
         ["option", *known],
         [[name, *(f"{cost[name]:.2f}" if name in cost else "" for cost in known.values())] for name in names],
     )
@@ -303,21 +315,18 @@ def _trainings(grids: Sequence[Grid]) -> Sheet:
     """Losses by rate, and what is made of them."""
     rates = sorted({rate for grid in grids for rate in grid.rates})
 
-    def loss(value: float) -> str:
-        return f"{value:.3f}" if isfinite(value) else "—"
-
     def row(grid: Grid, method: str) -> list[str]:
-        runs = {run.rate: run for run in grid.of(method)}
-        losses = [loss(runs[rate].final) if rate in runs else "" for rate in rates]
+        tried = {run.rate for run in grid.of(method)}
+        losses = [grid.told(method, rate) if rate in tried else "" for rate in rates]
         largest = grid.largest_stable(method)
         top = "none" if not largest else f"{'≥ ' if largest == max(grid.rates) else ''}{largest:g}"
-        return [f"{grid.title}, {method}", *losses, top, loss(grid.best(method)), loss(grid.equal_time(method))]
+        ends = (_lowest(grid, method, epochs) for epochs in (grid.epochs, grid.in_time(method)))
+        return [f"{grid.title}, {method}", *losses, top, *ends]
 
     return Sheet(
-        "Trainings: the training loss after all epochs at every rate (—: diverged), the largest stable rate, the lowest loss "
-        "after equal epochs, and that after equal time. Batches of 64, momentum 0.9; "
-        + "; ".join(f"{grid.title}: {grid.words}" for grid in grids)
-        + ".",
+        "Trainings: the training loss after all epochs at every rate (—: diverged; of several seeds the mean ± the standard "
+        "deviation), the largest stable rate, the lowest loss after equal epochs, and that after equal time. Batches of 64, "
+        "momentum 0.9; " + "; ".join(f"{grid.title}: {grid.words}" for grid in grids) + ".",
         ["network, option", *(f"rate {rate:g}" for rate in rates), "largest stable", "equal epochs", "equal time"],
         [row(grid, method) for grid in grids for method in grid.methods],
     )

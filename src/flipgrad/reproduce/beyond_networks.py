@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flipgrad import files, tensor_files
+from flipgrad import files, machine, tensor_files
 from flipgrad.benchmarks.step import gradient
 from flipgrad.bounds import MeanOfDraws
 from flipgrad.contract import Estimator, LayerCall, LocalEstimator, Network
@@ -42,11 +42,15 @@ OPTIONS = (
 WAYS = {
     "PSA posterior, 2 draws": ("psa:posterior", "independent"),
     "PSA posterior, Z and −Z": ("psa:posterior", "antithetic"),
+    "PSA posterior, Z and −Z of the upper half": ("psa:posterior", "upper"),
     "PSA mean, 2 draws": ("psa:mean", "independent"),
     "PSA mean, Z and −Z": ("psa:mean", "antithetic"),
     "PSA mean, 4 of the last layer": ("psa:mean", "last 4"),
     "PSA mean, 16 of the last layer": ("psa:mean", "last 16"),
 }
+# How often the numbers of an option have changed since results were first kept: cells, measurements and times of an earlier
+# count are not reused. The posterior's log ratio got a tolerance of its own.
+REVISIONS = dict.fromkeys(("psa:posterior", "psa:rao-blackwell", "st:posterior", "st:rao-blackwell"), 1)
 # What figures call the options.
 LABELS = [for_training(option, 1)[0] for option in OPTIONS]
 
@@ -72,8 +76,11 @@ PROBLEM_FORMAT = "problem 1"
 # Images that the data-dependent initialisation looks at, and draws that are held at once.
 INITIAL, DRAWS_AT_ONCE = 256, 8
 
-# The file of the costs.
-COSTS = "beyond-costs"
+# The file of the costs, and what those of accuracies in small networks end with.
+COSTS, MEASUREMENTS = "beyond-costs", f"beyond-{sum(REVISIONS.values())}"
+# Processes at work on the whole machine, on average over a minute, up to which it is called quiet: before times are taken, and
+# after, when one of them is this one.
+QUIET, ALONE = 0.5, 1.5
 # Images of a batch, and repeats, the fastest of which counts, after one that does not.
 SCALES = {"smoke": (8, 1), "small": (64, 6), "paper": (64, 10)}
 # The factor on repeats in small networks, which take no time.
@@ -99,9 +106,17 @@ class Setting:
     augment: str
     looked_at: float | None = None
 
-    def cell(self, shop: Workshop, method: str, rate: float) -> Cell:
-        """One training."""
-        return self.plan.cell(shop, f"beyond-{self.key}-{method}-{rate:g}", method, self.augment, rate)
+    def cell(self, shop: Workshop, method: str, rate: float, repeat: int = 0) -> Cell:
+        """One training; every ``repeat`` has another seed."""
+        again = f"-seed-{shop.seed + repeat}" if repeat else ""
+        name = f"beyond-{self.key}-{revised(method)}-{rate:g}{again}"
+        return self.plan.cell(shop, name, method, self.augment, rate, seed=shop.seed + repeat)
+
+
+def revised(option: str) -> str:
+    """The name of an option in those of cells: another one whenever its numbers change."""
+    count = REVISIONS.get(option, 0)
+    return f"{option}-revision-{count}" if count else option
 
 
 def _plan(
@@ -115,6 +130,8 @@ def _plan(
 FOUR, EIGHT = "-".join(["200"] * 4), "-".join(["200"] * 8)
 CIFAR = "quarter-width CIFAR net"
 GRID, CIFAR_GRID = (0.05, 0.1, 0.2, 0.3), (0.005, 0.015, 0.05)
+# Trainings of every kind, each with a seed of its own.
+SEEDS = {"smoke": 1, "small": 3, "paper": 3}
 SETTINGS = {
     "smoke": (
         Setting("fc-4", "4 × 20, digits", _plan("digits", 128, 64, 64, 2, "20-20-20-20"), METHODS, (0.1,), "none"),
@@ -125,7 +142,7 @@ SETTINGS = {
     ),
     "small": (
         Setting("fc-4", "4 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, FOUR), METHODS, GRID, "none", 0.1),
-        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, EIGHT), METHODS, GRID[:3], "none"),
+        Setting("fc-8", "8 × 200, MNIST", _plan("mnist", 20_000, 1000, 1000, 4, EIGHT), METHODS, GRID, "none"),
         Setting("conv", CIFAR, _plan("cifar10", 5000, 500, 1000, 3, "cifar", 0.25), FEWER, CIFAR_GRID, "flip-crop", 0.015),
     ),
     "paper": (
@@ -138,14 +155,14 @@ SETTINGS = {
 }
 
 
-def of_draws(option: str, way: str) -> Estimator:
-    """The estimator of an option (a specification) with "one" draw, or in one of the :data:`WAYS`."""
+def of_draws(option: str, way: str, layers: int) -> Estimator:
+    """The estimator of an option (a specification) with "one" draw, or in one of the :data:`WAYS`, for so many layers."""
     _, rule = for_training(option, 1)
     if way == "one":
         return rule
     if way.startswith("last ") and isinstance(rule, LocalEstimator):
         return LastLayer(rule, int(way.removeprefix("last ")))
-    return MeanOfDraws(rule, 2, antithetic=way == "antithetic")
+    return MeanOfDraws(rule, 2, antithetic=way != "independent", shared=layers // 2 if way == "upper" else 0)
 
 
 class LastLayer(LocalEstimator):
@@ -193,7 +210,7 @@ def measure_small(shop: Workshop, costs: Costs) -> list[Net]:
     """The accuracy of every option in the small networks."""
     found = []
     for net in small_nets(shop):
-        entries = read_result(shop.measure(net, OPTIONS, shop.scale.samples, apart="beyond"))["estimators"]
+        entries = read_result(shop.measure(net, OPTIONS, shop.scale.samples, apart=MEASUREMENTS))["estimators"]
         options = {label: per_layer(entries[label]["layers"]) for label in LABELS}
         layers = [entry["name"] for entry in entries[PAPER]["layers"]]
         state = f"epoch {net.epoch:,}"
@@ -244,7 +261,7 @@ def _cells(shop: Workshop, setting: Setting, state: str, ways: Mapping[str, tupl
     given = {REFERENCE: str(reference.folder(root))}
     cells = {}
     for label, (option, way) in ways.items():
-        name = f"{prefix}-{option}" + ("" if way == "one" else f"-{way.replace(' ', '-')}")
+        name = f"{prefix}-{revised(option)}" + ("" if way == "one" else f"-{way.replace(' ', '-')}")
         more = {"option": option, "way": way, "option_draws": option_draws}
         cells[label] = Cell(name, option_cell, {**settings, **more}, option_draws, given)
     return reference, cells
@@ -291,7 +308,8 @@ def option_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     known = [ReferenceLayer(layer, *numbers) for layer, numbers in zip(layers, stored["known"].tolist(), strict=True)]
     reference = Reference(stored["gradient"], "draws", for_training(MEASURED, 1)[0], settings["draws"], known)
     # The same noise for all options, so that their numbers differ by what they do with it.
-    made = _draws(problem, of_draws(settings["option"], settings["way"]), count, settings["config"]["seed"], place, "options")
+    estimator = of_draws(settings["option"], settings["way"], len(net.binary_layers))
+    made = _draws(problem, estimator, count, settings["config"]["seed"], place, "options")
     return {"layers": [asdict(layer) for layer in accuracy_of_draws(layers, reference, settings["option"], count, made)]}
 
 
@@ -312,31 +330,56 @@ def _draws(
         place.tick(min(1.0, (start + DRAWS_AT_ONCE) / count))
 
 
-def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> Costs:
-    """The time of a gradient over that of PSA, by network and option; found again where it was measured before.
+def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> tuple[Costs, str]:
+    """The time of a gradient over that of PSA, by network and option, and in words what else the machine did meanwhile.
 
-    It runs alone and on one thread, as the trainings do.
+    It runs alone and on one thread, as the trainings do. Times are found again where they were measured before; those of other
+    :data:`REVISIONS`, or taken beside other work on a machine that is quiet now, are taken again.
     """
     path = shop.stored(COSTS)
-    if not path.exists():
-        batch, repeats = SCALES[shop.scale_name]
-        several = repeats * MORE_REPEATS if repeats > 1 else 1
-        options = dict(for_training(option, 1) for option in OPTIONS)
-        ways = {label: of_draws(*way) for label, way in WAYS.items()}
-        seconds: dict[str, dict[str, float]] = {}
-        for net in small_nets(shop):
-            if net.shape not in seconds:
-                seconds[net.shape] = _time(shop, net.shape, shop.network(net), shop.data.x, shop.data.y, options, several)
-        generator = torch.Generator().manual_seed(shop.seed)
-        for setting in settings:
-            x = torch.randn(batch, *SHAPES[setting.plan.data], generator=generator)
-            y = torch.randint(10, (batch,), generator=generator)
-            config = setting.cell(shop, MEASURED, setting.rates[0]).settings["config"]
-            network = _network(config, x, y).initialize(x, generator=generator)
-            seconds[setting.key] = _time(shop, setting.key, network, x, y, {**options, **ways}, repeats)
-        shop.store(COSTS, {"seconds": seconds, "batch": batch, "repeats": repeats})
-    stored: Costs = read_result(path)["seconds"]
-    return {name: {label: own / times[PAPER] for label, own in times.items()} for name, times in stored.items()}
+    stored = read_result(path) if path.exists() else {}
+    if stored.get("timed") != _timed() or _could_be_better(stored["load"]):
+        stored = _take_times(shop, settings)
+    seconds: Costs = stored["seconds"]
+    costs = {name: {label: own / times[PAPER] for label, own in times.items()} for name, times in seconds.items()}
+    load = stored["load"]
+    if load is None:
+        return costs, "beside what is not known"
+    return costs, "with nothing else at work" if load <= ALONE else f"beside other work (a load of {load:.1f})"
+
+
+def _could_be_better(load: float | None) -> bool:
+    """Whether times that were taken under that load were taken beside other work, which is done now."""
+    now = machine.load()
+    return load is not None and now is not None and load > ALONE and now < QUIET
+
+
+def _timed() -> dict[str, Any]:
+    """What there are times of."""
+    return {"options": [*LABELS, *WAYS], "revisions": REVISIONS}
+
+
+def _take_times(shop: Workshop, settings: Sequence[Setting]) -> dict[str, Any]:
+    """Seconds of a gradient by every option in every network, and the machine's load after that; stored."""
+    batch, repeats = SCALES[shop.scale_name]
+    several = repeats * MORE_REPEATS if repeats > 1 else 1
+    options = dict(for_training(option, 1) for option in OPTIONS)
+    seconds: dict[str, dict[str, float]] = {}
+    for net in small_nets(shop):
+        if net.shape not in seconds:
+            seconds[net.shape] = _time(shop, net.shape, shop.network(net), shop.data.x, shop.data.y, options, several)
+    generator = torch.Generator().manual_seed(shop.seed)
+    for setting in settings:
+        x = torch.randn(batch, *SHAPES[setting.plan.data], generator=generator)
+        y = torch.randint(10, (batch,), generator=generator)
+        config = setting.cell(shop, MEASURED, setting.rates[0]).settings["config"]
+        network = _network(config, x, y).initialize(x, generator=generator)
+        ways = {label: of_draws(*way, len(network.binary_layers)) for label, way in WAYS.items()}
+        count = repeats if setting.plan.model == "cifar" else several
+        seconds[setting.key] = _time(shop, setting.key, network, x, y, {**options, **ways}, count)
+    facts = {"seconds": seconds, "batch": batch, "repeats": repeats, "timed": _timed(), "load": machine.load()}
+    shop.store(COSTS, facts)
+    return facts
 
 
 def _time(
@@ -355,17 +398,24 @@ def _time(
 
 
 def train(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> list[Grid]:
-    """All trainings of all settings."""
-    wanted = [(setting, method, rate) for setting in settings for method in setting.methods for rate in setting.rates]
-    found = trainings(shop, "beyond", [setting.cell(shop, method, rate) for setting, method, rate in wanted])
+    """All trainings of all settings; all of the first seed come before any of the second."""
+    repeats = range(SEEDS[shop.scale_name])
+    wanted = [
+        (setting, method, rate, repeat)
+        for repeat in repeats
+        for setting in settings
+        for method in setting.methods
+        for rate in setting.rates
+    ]
+    found = trainings(shop, "beyond", [setting.cell(shop, method, rate, repeat) for setting, method, rate, repeat in wanted])
     grids = []
     for setting in settings:
         plan = setting.plan
         images = "all" if plan.images is None else f"{plan.images:,}"
         words = f"{images} images, {plan.epochs} epoch{'s' * (plan.epochs > 1)}, {plan.noise} noise"
         runs = [
-            Trained(run.method, rate, run.curve("train_loss").tolist(), run.diverged)
-            for (of, _, rate), run in zip(wanted, found, strict=True)
+            Trained(run.method, rate, run.curve("train_loss").tolist(), run.diverged, shop.seed + repeat)
+            for (of, _, rate, repeat), run in zip(wanted, found, strict=True)
             if of is setting
         ]
         cost = {run.method: costs[setting.key][run.method] for run in runs}

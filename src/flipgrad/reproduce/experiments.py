@@ -67,7 +67,7 @@ def keep(source: Path, target: Path) -> Path:
     """Copy what is worth keeping of a reproduction, made small, and write the page there.
 
     That is every experiment's text, numbers and figures, and the curves that figures are drawn from; not the networks, the
-    cells and the PDFs. Figures have as many colours as a palette holds, measurements :data:`DIGITS` digits. What ``target``
+    cells and the PDFs. Figures have as many colours as a palette holds, measurements ``DIGITS`` digits. What ``target``
     holds of other experiments and scales stays; both may be the same folder, which then becomes small.
     """
     (target / "measured").mkdir(parents=True, exist_ok=True)

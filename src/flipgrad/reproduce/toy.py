@@ -1,7 +1,7 @@
 """The paper's toy problem: how estimators train a small network, and what the trained networks predict."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any
@@ -51,15 +51,19 @@ def toy_training(shop: Workshop) -> Iterator[Claim]:
     return training_claims(curves, next(iter(found.values()))["epochs"])
 
 
-def trainings(shop: Workshop, stage: str, methods: Sequence[str], epochs: int, networks: int) -> dict[str, dict[str, Any]]:
+def trainings(
+    shop: Workshop, stage: str, methods: Sequence[str], epochs: int, networks: int, cell_name: Callable[[str], str] = str
+) -> dict[str, dict[str, Any]]:
     """Train several networks with each of the ``methods``, and draw their losses.
+
+    Cells call a method by its ``cell_name``.
 
     Returns:
         The ``epochs`` and ``runs`` of curves, by what figures call the method.
     """
     common = {"epochs": epochs, "widths": list(WIDTHS), "data_seed": shop.seed}
     cells = [
-        Cell(f"{stage}-{method}-{k}", train_toy, {"method": method, "seed": shop.seed + k, **common}, cost=epochs)
+        Cell(f"{stage}-{cell_name(method)}-{k}", train_toy, {"method": method, "seed": shop.seed + k, **common}, cost=epochs)
         for method in methods
         for k in range(networks)
     ]
