@@ -172,10 +172,26 @@ def test_the_papers_page_has_every_result(site_pages):
     assert "| claim | small, " in text
 
 
-def test_the_table_of_noises_is_that_of_the_measurements(monkeypatch):
+@pytest.mark.parametrize(("measured", "page"), [("noise_scales", "choose/noise.md"), ("sign_head", "guide/gradients.md")])
+def test_tables_of_pages_are_those_of_the_measurements(monkeypatch, measured, page):
     monkeypatch.syspath_prepend(str(DOCS / "measure"))
-    table = import_module("noise_scales").table(DOCS / "measure" / "noise_scales.json")
-    assert table in (DOCS / "choose" / "noise.md").read_text(encoding="utf-8")
+    table = import_module(measured).table(DOCS / "measure" / f"{measured}.json")
+    assert table in (DOCS / page).read_text(encoding="utf-8")
+
+
+def test_outputs_through_a_sign_have_its_moments(monkeypatch):
+    """With one layer, whose means are exact: outputs near ±1 of the mean and the variance of a sign."""
+    monkeypatch.syspath_prepend(str(DOCS / "measure"))
+    rule = import_module("sign_head").SignHead(flipgrad.ADF())
+    net = flipgrad.Sequential(flipgrad.BinaryLinear(2, 4), head=torch.nn.Linear(4, 3)).double()
+    x, seen = torch.randn(1, 2, dtype=torch.float64).expand(20_000, 2), []
+    net(x, lambda outputs: seen.append(outputs.detach()) or outputs.sum(-1), estimator=rule)
+    m = net[0].noise.mean_sign(net[0].affine()(x[:1]))
+    v = (1 - m**2) @ (net.head.weight**2).T
+    mean = torch.tanh(net.head(m) / (1 + v / (torch.pi**2 / 3)).sqrt() / 2).detach()
+    # Five standard errors.
+    assert ((seen[0].mean(0) - mean).abs() < 5 * ((1 - mean**2) / len(x)).sqrt()).all()
+    torch.testing.assert_close(seen[0].var(0)[None], 1 - mean**2, rtol=5 * (2 / len(x)) ** 0.5, atol=0)
 
 
 def test_links_between_pages_lead_somewhere():
