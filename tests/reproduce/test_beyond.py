@@ -144,6 +144,7 @@ def test_claims_follow_the_numbers():
     assert [claim.text[:60] for claim in found if not claim.holds] == [
         "at equal cost PSA posterior is more accurate than PSA in eve",
         "at equal cost PSA mean is more accurate than PSA in every la",
+        "at equal cost two antithetic draws of the upper half are mor",
     ]
     bad = [net(1.3, bias=0.6, kind=False), net(1.3, bias=0.6)]
     failed = [claim for claim in all_claims(bad, [grid(0.8, 0.6, diverged=True)]) if not claim.holds]
