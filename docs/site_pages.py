@@ -201,7 +201,9 @@ def commands() -> str:
 
 def _literal(text: str) -> str:
     """A text of ``--help`` in reStructuredText: no letter has another meaning, and options keep their two dashes."""
-    return re.sub(r"(?<!\w)--[\w-]+", r"``\g<0>``", re.sub(r"([\\*`|_])", r"\\\1", text))
+    # Brackets are escaped for the terminal's markup.
+    escaped = re.sub(r"([\\*`|_])", r"\\\1", text.replace(r"\[", "["))
+    return re.sub(r"(?<!\w)--[\w-]+", r"``\g<0>``", escaped)
 
 
 def _rest(text: str) -> str:

@@ -44,7 +44,7 @@ ELSEWHERE = {
 LESS = {
     "train": ["--epochs", "1", "--eval-samples", "1", "--search-trials", "2", "--search-epochs", "1"],
     "evaluate": ["--samples", "2"],
-    "gradeval": ["--samples", "20"],
+    "gradeval": ["--samples", "20", "--epochs", "1"],
     "reproduce": ["--scale", "smoke"],
 }
 NET = """import flipgrad as fg
@@ -120,18 +120,17 @@ def folder(tmp_path, monkeypatch):
 
 def run(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [word.replace("~", str(folder)) for word in words]
-    arguments = words[words.index("flipgrad") + 1 :]
-    arguments += [] if "--resume" in arguments else LESS.get(arguments[0], [])
-    if words[0] == "torchrun":
-        launcher = [*words[1 : words.index("flipgrad") + 1], *arguments]
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", *launcher], capture_output=True, text=True, check=False
-        )
+    launcher, arguments = words[: words.index("flipgrad") + 1], words[words.index("flipgrad") + 1 :]
+    if "--resume" not in arguments:
+        arguments += LESS.get(arguments[0], [])
+    if arguments[0] == "train" and "--resume" not in arguments:
+        # Pages show one training after the other, whose folders have the same name.
+        arguments += ["--overwrite", *([] if "--validation" in arguments else ["--validation", "0.5"])]
+    if launcher[0] == "torchrun":
+        command = [sys.executable, "-m", "torch.distributed.run", *launcher[1:], *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return
-    if arguments[0] == "train" and "--resume" not in arguments and "--output" not in arguments:
-        # Pages show one training after the other, whose folders have the same name.
-        arguments.append("--overwrite")
     code, out, err = flipgrad(capsys, *arguments)
     assert code == 0, f"{words}: {err}"
     assert out or (folder / "runs").exists()

@@ -23,7 +23,7 @@ ANSWERS = {
     "uncertainty": "tutorials/lesson_7_uncertainty.html",
     "skip connections": "tutorials/lesson_2_your_own_network.html",
     "shipping a net": "guide/shipping.html",
-    "adding an estimator": "contributing.html",
+    "adding an estimator": "tutorials/lesson_4_invent_an_estimator.html",
 }
 
 # One process builds the site, and looks at it.
