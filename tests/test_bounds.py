@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import flipgrad as fg
 import reference
 from flipgrad import bounds, exact
 from flipgrad.data import toy
 from flipgrad.estimators import ESTIMATORS
+from flipgrad.estimators.names import for_training
+from flipgrad.objectives import of_copies
 from flipgrad.training.models import fully_connected as toy_net
 from reference import assert_same, batch, chain, fully_connected, gradients
 
@@ -262,6 +265,131 @@ def test_antithetic_draws_have_the_same_mean_and_less_variance():
     assert bool(((draws[True].mean(0) - truth).abs() < 5 * error).all())
     independent, pairs = (draws[key].var(0).sum() for key in (False, True))
     assert pairs < 0.8 * independent
+
+
+@pytest.mark.parametrize("objective", ["cross-entropy", "soft", "bits", "normal", "squares", "logistic"])
+def test_several_draws_know_their_flips_as_one_does(objective):
+    """An objective of ours stays one for the copies: its flips are known, and the gradient is that of evaluating them."""
+    torch.manual_seed(0)
+    made = {
+        "cross-entropy": fg.CrossEntropy(torch.tensor([0, 2, 1])),
+        "soft": fg.SoftCrossEntropy(torch.rand(3, 3).double().softmax(1)),
+        "bits": fg.BernoulliLikelihood(torch.rand(3, 3).double()),
+        "normal": fg.GaussianLikelihood(torch.randn(3, 3).double(), torch.rand(3).double() + 0.5),
+        "squares": fg.SquaredError(torch.randn(3, 3).double()),
+        "logistic": fg.LogisticLoss(torch.tensor([1, -1, 1])),
+    }[objective]
+    assert type(of_copies(made, 2, 3)) is type(made)
+    net, x = fully_connected(2, 5, 5, 1 if objective == "logistic" else 3, scale=1.0), torch.randn(3, 2).double()
+    noise = [net.binary_layers[0].noise.sample_like(torch.zeros(6, 5).double()) for _ in range(2)]
+    # Bits have no averaged gradient of the head without flips that are evaluated.
+    rule = fg.PSA(exact=True, head="sampled" if objective == "bits" else "rao-blackwell")
+    known, evaluated = (
+        bounds.mean_losses(net, x, each, 2, estimator=rule, noise=noise) for each in (made, lambda outputs: made(outputs))
+    )
+    assert_same(known, evaluated)
+    assert_same(gradients(known.sum(), net), gradients(evaluated.sum(), net))
+
+
+def conv_chain() -> fg.Sequential:
+    """Convolutions, max-pooling and a view between layers, in float64."""
+    layers = (
+        fg.BinaryConv2d(1, 3, 3, padding=1),
+        nn.MaxPool2d(2),
+        fg.BinaryConv2d(3, 4, 2),
+        nn.Flatten(),
+        fg.BinaryLinear(16, 5),
+    )
+    return reference.randomized(fg.Sequential(*layers, fg.BinaryLinear(5, 4), head=nn.Linear(4, 3)))
+
+
+@pytest.mark.parametrize("estimator", ["psa", "psa:rao-blackwell", "psa:mean", "psa:sampled", "psa:enhanced", "st", "concrete"])
+@pytest.mark.parametrize("shared", [1, 2, 3])
+def test_draws_that_share_the_first_layers_are_whole_draws(estimator, shared):
+    """Term by term: with the same noise, the mean of one estimate each."""
+    net, x = conv_chain(), torch.randn(3, 1, 6, 6, generator=torch.Generator().manual_seed(0)).double()
+    objective, rule = fg.CrossEntropy(torch.tensor([0, 2, 1])), for_training(estimator, 1)[1]
+    shapes = [(3, 6, 6), (4, 2, 2), (5,), (4,)]
+    noise = [torch.randn(3 if k < shared else 6, *shape).double() for k, shape in enumerate(shapes)]
+    losses = bounds.mean_losses(net, x, objective, 2, estimator=rule, noise=noise, shared=shared)
+    copies = [[z if k < shared else z[3 * s : 3 * s + 3] for k, z in enumerate(noise)] for s in range(2)]
+    loop = torch.stack([net(x, objective, estimator=rule, noise=z) for z in copies]).mean(0)
+    assert_same(losses, loop)
+    assert_same(gradients(losses.sum(), net), gradients(loop.sum(), net))
+
+
+def test_draws_that_share_layers_may_be_antithetic_and_have_binary_weights():
+    net = reference.randomized(
+        fg.Sequential(
+            fg.BinaryLinear(2, 5, weights="binary", weight_noise=fg.Logistic(0.5)),
+            fg.BinaryLinear(5, 4, weights="binary", weight_noise=fg.Logistic(0.5)),
+            head=nn.Linear(4, 3),
+        )
+    )
+    x, objective = torch.randn(3, 2).double(), fg.CrossEntropy(torch.tensor([0, 2, 1]))
+    drawn = [layer.weight_noise.sample_like(layer.weight.detach()) for layer in net.binary_layers]
+
+    def seeded(**options) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return bounds.mean_losses(net, x, objective, 2, estimator=fg.PSA(), weight_noise=drawn, generator=generator, **options)
+
+    generator = torch.Generator().manual_seed(0)
+    first, second = (net.binary_layers[0].noise.sample((3, width), generator=generator, dtype=x.dtype) for width in (5, 4))
+    pairs = seeded(shared=1, antithetic=True)
+    how = {"estimator": fg.PSA(), "weight_noise": drawn}
+    loop = (net(x, objective, noise=[first, second], **how) + net(x, objective, noise=[first, -second], **how)) / 2
+    assert_same(pairs, loop)
+    assert_same(gradients(pairs.sum(), net), gradients(loop.sum(), net))
+
+
+def test_draws_of_the_upper_layers_have_the_same_mean_and_less_variance():
+    """The gradient of the last layer and the head, in which PSA is unbiased: within 5 standard errors of the exact one."""
+    net, x, objective = fully_connected(2, 6, 6, 3, scale=1.0), *batch((3, 2))
+    exact.expected_loss(net, x, objective).mean().backward()
+    unbiased = (net.binary_layers[-1].weight, net.head.weight)
+    truth = {name: each.grad.clone() for name, each in net.named_parameters() if any(each is one for one in unbiased)}
+    assert len(truth) == 2
+    variances = {}
+    for samples, shared in ((1, 0), (2, 1)):
+        generator, rows = torch.Generator().manual_seed(0), []
+        for _ in range(600):
+            rule = fg.PSA(inputs="rao-blackwell")
+            how = {"estimator": rule, "generator": generator, "antithetic": samples == 2, "shared": shared}
+            rows.append(gradients(bounds.mean_losses(net, x, objective, samples, **how).mean(), net))
+        for name, exact_gradient in truth.items():
+            drawn = torch.stack([row[name] for row in rows])
+            assert bool(((drawn.mean(0) - exact_gradient).abs() < 5 * drawn.std(0) / 600**0.5).all())
+        variances[samples] = torch.stack([row["head.weight"] for row in rows]).var(0).sum()
+    assert variances[2] < 0.9 * variances[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"shared": 2},
+            "shared=2: of the 2 binary layers of the network the last is drawn anew for every draw; share at most 1",
+        ),
+        ({"shared": -1}, "shared=-1: several draws may share the states of the first layers; give the number of these layers"),
+        ({"shared": 1, "samples": 1}, "shared=1: several draws may share .* and samples=2 or more"),
+        ({"shared": 1, "estimator": fg.REINFORCE()}, "shared=1: REINFORCE looks at whole paths, .* use fg.PSA"),
+    ],
+    ids=["too many", "negative", "one draw", "paths"],
+)
+def test_refuses_layers_that_cannot_be_shared(problem, options, message):
+    net, x, objective = problem
+    with pytest.raises(fg.InputError, match=message):
+        bounds.mean_losses(net, x, objective, **{"samples": 2, **options})
+
+
+def test_refuses_to_share_layers_but_of_a_chain():
+    chain_only = "shared=1: draws of the upper layers alone are for a chain, fg.Sequential without fg.Concat"
+    x, objective = torch.randn(4, 2), fg.CrossEntropy(torch.tensor([0, 1, 1, 0]))
+    layers = (fg.BinaryLinear(2, 3), fg.Concat(nn.Identity(), fg.BinaryLinear(3, 3)), fg.BinaryLinear(6, 3))
+    by_hand = nn.Sequential(fg.BinaryLinear(2, 3), fg.BinaryLinear(3, 3), nn.Linear(3, 2))
+    for net in (fg.Sequential(*layers, head=nn.Linear(3, 2)), fg.Graph(by_hand, x)):
+        with pytest.raises(fg.InputError, match=chain_only):
+            bounds.mean_losses(net, x, objective, 2, estimator=fg.PSA(), shared=1)
 
 
 def test_refuses_what_has_no_pairs(problem):

@@ -494,8 +494,10 @@ def test_bench_says_beforehand_how_long_it_takes_and_shows_a_bar(capsys, monkeyp
         (["reproduce", "figure-9"], "no figure 'figure-9'; choose rmse"),
         (["reproduce", "report"], "'results/small' holds no results; make some first"),
         (["reproduce", "rmse", "--workers", "0"], "workers=0: give at least 1"),
+        (["reproduce", "rmse", "--scale", "medium"], "rmse has no scale 'medium': choose smoke, small, paper"),
+        (["reproduce", "rmse", "--finished"], "rmse cannot be made of parts that are finished or kept: leave out --finished"),
         (["reproduce", "rmse", "--workers", "2", "--dask", "tcp://x:1"], "--workers is for processes of this machine"),
-        (["reproduce", "rmse", "--scale", "huge"], "scale 'huge': choose smoke, small, paper"),
+        (["reproduce", "rmse", "--scale", "huge"], "scale 'huge': choose smoke, small, medium, paper"),
         (["bench", "everything"], "no benchmark 'everything'; choose exact"),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, final
 
 import torch
@@ -17,8 +17,10 @@ from torch.nn import functional
 
 from flipgrad import flips
 from flipgrad.errors import InputError
-from flipgrad.flips import ordinary
+from flipgrad.flips import averaging, ordinary
+from flipgrad.flips.averaging import Averaging
 from flipgrad.flips.ordinary import Geometry
+from flipgrad.flips.plan import new_plan
 from flipgrad.guards import check_unchanged, exporting, has_hooks
 from flipgrad.noise import Noise
 from flipgrad.pooling import PoolModule, fold, overlaps
@@ -106,6 +108,16 @@ class AffineMap(ABC):
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         """:func:`flipgrad.flips.slope_product` of the map, shaped like its weight; ``share`` is like ``x``."""
 
+    def averaging(
+        self, x: Tensor, a: Tensor, noise: Noise, log_odds: Tensor, tolerance: float, ratio_tolerance: float
+    ) -> Averaging | Tensor | None:
+        """Whether it pays to average the binary input ``x``, which was drawn with these ``log_odds``; None if not known.
+
+        ``tolerance`` is that of its :meth:`flip_product`, ``ratio_tolerance`` that of :meth:`log_ratio`. While torch captures a
+        graph, it is a tensor that will be True or False.
+        """
+        return None
+
     @abstractmethod
     def variance(self, v: Tensor) -> Tensor:
         """The variances of the pre-activations of independent units with variances ``v``, shaped like the states.
@@ -153,6 +165,7 @@ class Affine(AffineMap):
     padding: Padding | None = None
     views: tuple[nn.Module, ...] = ()
     binary_weights: bool = False
+    plan: flips.Plan | None = field(default_factory=new_plan, compare=False, repr=False)
 
     @property
     def channel_dim(self) -> int:
@@ -227,10 +240,19 @@ class Affine(AffineMap):
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         form = self.flip_form(self.weight.detach(), x)
         units, shares, a, grad = form.units(x), form.units(share), self.rows(a), self.rows(grad)
-        product = flips.slope_product(units, shares, a, grad, form.weight, noise, form.geometry, tolerance=tolerance)
+        options: dict[str, Any] = {"tolerance": tolerance, "plan": self.plan}
+        product = flips.slope_product(units, shares, a, grad, form.weight, noise, form.geometry, **options)
         if not self.views:
             return product
         return transpose(lambda weight: self.flip_form(weight, x).weight, self.weight, product)
+
+    def averaging(
+        self, x: Tensor, a: Tensor, noise: Noise, log_odds: Tensor, tolerance: float, ratio_tolerance: float
+    ) -> Averaging | Tensor | None:
+        if self.views:
+            return None
+        tolerances = tolerance, ratio_tolerance
+        return averaging.of_real_weights(x, a, self.weight, noise, log_odds, *tolerances, plan=self.plan)
 
     def variance(self, v: Tensor) -> Tensor:
         if self.geometry is None and not self.views:
@@ -245,7 +267,8 @@ class Affine(AffineMap):
     ) -> Tensor:
         """One of the sums of :mod:`flipgrad.flips`, for every unit of ``x``."""
         form = self.flip_form(self.weight.detach(), x)
-        u = of(form.units(x), self.rows(a), self.rows(other), form.weight, noise, form.geometry, tolerance=tolerance)
+        given, shape = (self.rows(a), self.rows(other)), (noise, form.geometry)
+        u = of(form.units(x), *given, form.weight, *shape, tolerance=tolerance, plan=self.plan)
         return self.moved_back(form, x, u)
 
     def moved_back(self, form: FlipForm, x: Tensor, u: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from torch.nn import functional
 
 from flipgrad import flips
 from flipgrad.affine import Affine, AffineMap, Signal, over_channels, per_channel
-from flipgrad.flips import ordinary, rank_one
+from flipgrad.flips import averaging, ordinary, rank_one
+from flipgrad.flips.averaging import Averaging
 from flipgrad.guards import cannot_look
 from flipgrad.noise import Noise
 
@@ -147,6 +148,13 @@ class BinaryWeightMap(AffineMap):
 
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         return self._scaled().slope_product(x, share, a, grad, noise, tolerance)
+
+    def averaging(
+        self, x: Tensor, a: Tensor, noise: Noise, log_odds: Tensor, tolerance: float, ratio_tolerance: float
+    ) -> Averaging | Tensor | None:
+        if self.inner.views:
+            return None
+        return averaging.of_rank_one(x, a, self.inner.weight, self.scale, noise, log_odds)
 
     def variance(self, v: Tensor) -> Tensor:
         return self.inner.variance(v) * self._over_channels(self.scale).square()

@@ -16,12 +16,13 @@ from typing import cast, final
 import torch
 from torch import Generator, Tensor, nn
 
-from flipgrad.contract import Batch, Estimator, LocalEstimator, Network, check_estimator
+from flipgrad.contract import Batch, Estimator, LayerCall, LocalEstimator, Network, WeightCall, check_estimator
 from flipgrad.errors import InputError
 from flipgrad.guards import keeping_buffers
 from flipgrad.network import BinaryNetwork, check_network
-from flipgrad.objectives import Objective, evaluate
+from flipgrad.objectives import Objective, evaluate, of_copies
 from flipgrad.sampling import Mirrored
+from flipgrad.steps import Apply, PoolStates, Sample
 
 
 @torch.no_grad()
@@ -69,6 +70,7 @@ def mean_losses(
     noise: Sequence[Tensor] | None = None,
     weight_noise: Sequence[Tensor] | None = None,
     antithetic: bool = False,
+    shared: int = 0,
     index: Tensor | None = None,
 ) -> Tensor:
     """Losses [B] with the mean of ``samples`` estimates, value and gradient, of the expected loss.
@@ -90,6 +92,10 @@ def mean_losses(
         antithetic: make half of the draws, and of each a second one with -Z in place of Z, instead of independent ones. The
             mean is the same, and in nearly all networks the variance is lower, up to three times in deep layers at the start
             of training (``docs/results/beyond.md``).
+        shared: of how many binary layers, from the first on, all draws have the same states: only the layers behind them are
+            drawn, and evaluated, S times. Every draw is an ordinary one of the whole network, so that the mean is the same. It
+            pays where the upper layers are cheap, as fully connected ones behind convolutions (``docs/choose/samples.md``). For
+            a chain of layers, and estimators such as PSA and ST; the ``noise`` of shared layers is then for B examples.
         index: the examples' numbers in the data set, [B].
 
     >>> import flipgrad as fg
@@ -100,7 +106,7 @@ def mean_losses(
     check_network(net, "bounds", wrapped=True)
     if antithetic and noise is not None:
         raise InputError("antithetic=True draws noise for pairs: give an even batch, and no noise")
-    rule = MeanOfDraws(estimator, samples, antithetic=antithetic)
+    rule = MeanOfDraws(estimator, samples, antithetic=antithetic, shared=shared)
     given = {"noise": noise, "weight_noise": weight_noise}
     return cast(Tensor, net(x, objective, estimator=rule, generator=generator, index=index, **given))
 
@@ -186,37 +192,102 @@ class _ManyDraws(Estimator):
     def losses(self, net: Network, batch: Batch) -> Tensor:
         rule = self.rule or net.default_estimator()
         self.second_derivatives = rule.second_derivatives
-        index = None if batch.index is None else self._repeated(batch.index)
-        copies = replace(batch, x=self._repeated(batch.x), index=index)
-        if self.samples == 1:
-            return rule.losses(net, copies)
-        return self._losses(net, rule, copies, (self.samples, len(batch.x)))
+        return rule.losses(net, batch) if self.samples == 1 else self._losses(net, rule, batch)
 
-    def _repeated(self, t: Tensor) -> Tensor:
-        """[S * B, ...] of ``t`` [B, ...]: all of it, then all of it again."""
-        return t.expand(self.samples, *t.shape).flatten(0, 1)
+    @final
+    def _copies(self, batch: Batch) -> tuple[Batch, tuple[int, int]]:
+        """The whole batch S times, flattened, with the objective of one; and the shape S, B."""
+        index = None if batch.index is None else repeated(batch.index, self.samples)
+        return replace(batch, x=repeated(batch.x, self.samples), index=index), (self.samples, len(batch.x))
 
     @abstractmethod
-    def _losses(self, net: Network, rule: Estimator, copies: Batch, shape: tuple[int, int]) -> Tensor:
-        """Losses [B] from copies of ``shape`` S, B, flattened, with the objective of one batch."""
+    def _losses(self, net: Network, rule: Estimator, batch: Batch) -> Tensor:
+        """Losses [B] of several draws."""
+
+
+def repeated(t: Tensor, times: int) -> Tensor:
+    """[times * B, ...] of ``t`` [B, ...]: all of it, then all of it again."""
+    return t.expand(times, *t.shape).flatten(0, 1)
 
 
 @final
 class MeanOfDraws(_ManyDraws):
     """What :func:`mean_losses` asks of a network: the mean of ``samples`` estimates."""
 
-    def __init__(self, rule: Estimator | None, samples: int, *, antithetic: bool = False) -> None:
+    def __init__(self, rule: Estimator | None, samples: int, *, antithetic: bool = False, shared: int = 0) -> None:
         super().__init__(rule, samples)
         if antithetic and samples % 2:
             raise InputError(f"samples={samples}: antithetic draws come in pairs; give an even number")
-        self.antithetic = antithetic
+        if shared < 0 or (shared and samples < 2):
+            raise InputError(
+                f"shared={shared}: several draws may share the states of the first layers; give the number of these layers, "
+                "and samples=2 or more"
+            )
+        self.antithetic, self.shared = antithetic, shared
 
-    def _losses(self, net: Network, rule: Estimator, copies: Batch, shape: tuple[int, int]) -> Tensor:
-        def objective(outputs: Tensor) -> Tensor:
-            return evaluate(copies.objective, outputs.unflatten(-2, shape)).flatten(-2)
+    def check_shared(self, net: Network, rule: Estimator) -> None:
+        """Refuse networks and estimators whose draws cannot have the first layers in common."""
+        if not self.shared:
+            return
+        if not isinstance(rule, LocalEstimator):
+            raise InputError(
+                f"shared={self.shared}: {type(rule).__name__} looks at whole paths, whose layers are drawn together; use "
+                "fg.PSA() or fg.ST(), or leave shared out"
+            )
+        if not all(isinstance(step, Sample | Apply | PoolStates) for step in net.steps):
+            raise InputError(
+                f"shared={self.shared}: draws of the upper layers alone are for a chain, fg.Sequential without fg.Concat, "
+                "residual blocks and graphs written by hand; leave shared out"
+            )
+        layers = len(net.binary_layers)
+        if self.shared >= layers:
+            raise InputError(
+                f"shared={self.shared}: of the {layers} binary layers of the network the last is drawn anew for every draw; "
+                f"share at most {layers - 1}"
+            )
 
+    def _losses(self, net: Network, rule: Estimator, batch: Batch) -> Tensor:
+        self.check_shared(net, rule)
+        if self.shared and isinstance(rule, LocalEstimator):
+            return _UpperDraws(rule, self).losses(net, batch)
+        copies, shape = self._copies(batch)
+        objective = of_copies(copies.objective, *shape)
         draw = Mirrored(copies.draw) if self.antithetic else copies.draw
         losses: Tensor = rule.losses(net, replace(copies, objective=objective, draw=draw)).unflatten(0, shape)
+        return losses.mean(0)
+
+
+@final
+class _UpperDraws(LocalEstimator):
+    """One estimate by the ``rule``, of S copies behind the first layers, which they share; made anew for every batch.
+
+    Each copy is one draw of the whole network. What a layer's weights take for averaged inputs is given that copy's states
+    alone, so that it belongs to the same copy's signals.
+    """
+
+    unbiased = False
+    citation = _ManyDraws.citation
+
+    def __init__(self, rule: LocalEstimator, of: MeanOfDraws) -> None:
+        self.rule, self.of, self.visited = rule, of, 0
+
+    def weights(self, call: WeightCall) -> Tensor:
+        return self.rule.weights(call)
+
+    def states(self, call: LayerCall) -> Tensor:
+        if self.visited == self.of.shared:
+            call.x = repeated(call.x, self.of.samples)
+            prior = call.prior
+            if prior is not None:
+                call.prior = replace(prior, log_odds=lambda: repeated(prior.log_odds(), self.of.samples))
+        if self.visited >= self.of.shared and self.of.antithetic:
+            call.draw = Mirrored(call.draw)
+        self.visited += 1
+        return self.rule.states(call)
+
+    def head(self, net: Network, last: LayerCall, states: Tensor, objective: Objective) -> Tensor:
+        shape = (self.of.samples, len(states) // self.of.samples)
+        losses: Tensor = self.rule.head(net, last, states, of_copies(objective, *shape)).unflatten(0, shape)
         return losses.mean(0)
 
 
@@ -224,7 +295,8 @@ class MeanOfDraws(_ManyDraws):
 class _BoundOfDraws(_ManyDraws):
     """What :func:`bound_losses` asks of a network."""
 
-    def _losses(self, net: Network, rule: Estimator, copies: Batch, shape: tuple[int, int]) -> Tensor:
+    def _losses(self, net: Network, rule: Estimator, batch: Batch) -> Tensor:
+        copies, shape = self._copies(batch)
         drawn = any(layer.weight_noise is not None for layer in net.binary_layers)
         if drawn and not isinstance(rule, LocalEstimator):
             # What other weights would do to one copy they would do to all, whose losses are taken for known here.

@@ -6,7 +6,7 @@ at then, and gradients may get lost.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from inspect import signature
 from types import CodeType, FrameType
@@ -230,6 +230,19 @@ def hides_record(x: Tensor) -> bool:
         if inner.grad_fn is not None:
             return True
     return False
+
+
+def unwrapped(t: Tensor) -> Tensor:
+    """The numbers of a tensor under transforms of ``torch.func``: under ``torch.vmap``, those of all draws together."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(t):
+        t = torch._C._functorch.get_unwrapped(t)
+    return t
+
+
+def without_transforms() -> AbstractContextManager[None]:
+    """Computes as if no transform of ``torch.func`` were at work, on tensors that are :func:`unwrapped`."""
+    context: AbstractContextManager[None] = torch._C._DisableFuncTorch()
+    return context
 
 
 def check_exportable() -> None:

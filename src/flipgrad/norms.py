@@ -25,6 +25,7 @@ from flipgrad.affine import Affine, AffineMap, Signal, along, over_channels, per
 from flipgrad.binary_weights import BinaryWeightMap
 from flipgrad.contract import LayerCall, Network
 from flipgrad.errors import InputError
+from flipgrad.flips.averaging import Averaging
 from flipgrad.guards import without_derivative
 from flipgrad.noise import Noise
 from flipgrad.sampling import Draw
@@ -223,6 +224,11 @@ class BatchNormMap(AffineMap):
     def log_ratio(self, x: Tensor, a: Tensor, states: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         """That of the flipped unit's own example, the statistics being held: an approximation."""
         return self._held().log_ratio(x, a, states, noise, tolerance)
+
+    def averaging(
+        self, x: Tensor, a: Tensor, noise: Noise, log_odds: Tensor, tolerance: float, ratio_tolerance: float
+    ) -> Averaging | Tensor | None:
+        return self._held().averaging(x, a, noise, log_odds, tolerance, ratio_tolerance)
 
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         raise self._posterior_unknown()

@@ -48,6 +48,11 @@ class _BatchObjective(ABC):
         """The objective of part of the batch."""
         return type(self)(self.targets[index])
 
+    @final
+    def repeated(self, times: int) -> _BatchObjective:
+        """The objective of the whole batch, ``times`` times, one copy after the other."""
+        return self.select(torch.arange(len(self.targets), device=self.targets.device).repeat(times))
+
 
 class LinearHeadObjective(_BatchObjective):
     """An objective whose losses at flips of the units behind a linear head are known without evaluating them there."""
@@ -364,6 +369,20 @@ class SquaredError(AdditiveObjective):
         precision = torch.full_like(weight[:, 0], 2.0).detach()
         carrier = heads.averaged_quadratic(x, outputs - self.target, precision, opposite, weight, bias)
         return self.sums(outputs.detach()) + carrier
+
+
+def of_copies(objective: Objective, copies: int, batch: int) -> Objective:
+    """The objective of ``copies`` of a ``batch``, one after the other: outputs [..., copies * batch, K] to losses.
+
+    Of ours it is one of the same kind, which knows its flips as it does for one copy.
+    """
+    if isinstance(objective, _BatchObjective):
+        return objective.repeated(copies)
+
+    def losses(outputs: Tensor) -> Tensor:
+        return evaluate(objective, outputs.unflatten(-2, (copies, batch))).flatten(-2)
+
+    return losses
 
 
 def evaluate(objective: Objective, outputs: Tensor) -> Tensor:

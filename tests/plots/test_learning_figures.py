@@ -82,6 +82,23 @@ def test_a_training_that_diverged_ends_with_a_cross_and_one_without_a_rate_is_le
     assert set(labels(axes)) == {"PSA  0.012", "ST  0.012"}
 
 
+def test_seeds_are_drawn_as_one_mean_with_their_range(tmp_path):
+    runs = [
+        entry("ST", "none", rate=rate, seed=seed, n=n) for seed, (rate, n) in enumerate([(0.02, 12), (0.01, 9), (0.015, 12)])
+    ]
+    for run in runs:
+        run["curves"]["train_loss"] = [2.0 + run["seed"]] * len(run["curves"]["epoch"])
+    axes = learning_figure(stored(tmp_path, {"runs": runs}), (LOSS, ACCURACY)).axes[0]
+    (line,) = lines(axes).values()
+    assert set(labels(axes)) == {"ST  0.01–0.02"}
+    # As far as all of them go.
+    np.testing.assert_allclose(line.get_ydata(), [3.0] * 9)
+    (band,) = axes.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((2.0, 4.0))
+    assert axes.get_xlim() == (1, EPOCHS)
+
+
 def test_values_after_one_that_is_no_number_are_not_drawn(tmp_path):
     run = entry("PSA", "none")
     run["curves"]["train_loss"][5] = None

@@ -33,7 +33,7 @@ def problem(widths, points=6):
 def test_antithetic_draws_are_one_with_z_and_one_with_minus_z():
     net, x, objective = problem([4, 5])
     noise = [net.binary_layers[0].noise.sample_like(torch.zeros(6, width).double()) for width in (4, 5)]
-    pair = gradients(net, x, objective, of_draws("psa", "antithetic"), noise)
+    pair = gradients(net, x, objective, of_draws("psa", "antithetic", 2), noise)
     both = [gradients(net, x, objective, fg.PSA(), [sign * z for z in noise]) for sign in (1, -1)]
     torch.testing.assert_close(pair, (both[0] + both[1]) / 2)
 
@@ -69,8 +69,8 @@ def test_draws_of_the_last_layer_lower_the_variance_behind_others():
 def test_every_way_makes_an_estimator():
     net, x, objective = problem([4, 5])
     for way in WAYS.values():
-        assert gradients(net, x, objective, of_draws(*way)).isfinite().all()
-    assert isinstance(of_draws("psa:mean", "one"), fg.PSA)
+        assert gradients(net, x, objective, of_draws(*way, 2)).isfinite().all()
+    assert isinstance(of_draws("psa:mean", "one", 2), fg.PSA)
 
 
 def test_a_wide_network_is_compared_with_psas_own_expectation(tmp_path):
@@ -217,7 +217,7 @@ def timed(monkeypatch):
 
     def take(shop, settings):
         taken.append(1)
-        found = {"seconds": {"net": {"PSA": 2.0, "ST": 1.0}}, "revisions": beyond_networks.REVISIONS, **now}
+        found = {"seconds": {"net": {"PSA": 2.0, "ST": 1.0}}, "timed": beyond_networks._timed(), **now}
         shop.store(beyond_networks.COSTS, found)
         return found
 

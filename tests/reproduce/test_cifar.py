@@ -247,6 +247,7 @@ def test_what_a_scale_or_an_experiment_does_not_have_is_refused(tmp_path, quick)
 def test_the_list_says_what_is_left(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "probe", lambda: command.PROBE)
     monkeypatch.setenv("COLUMNS", "250")
+    Workshop(tmp_path, "small", 0, silent)
     folder = tmp_path / "cells/cifar-flip-crop-psa-sampled"
     folder.mkdir(parents=True)
     (folder / RESULT).write_text("{}")
@@ -255,6 +256,7 @@ def test_the_list_says_what_is_left(tmp_path, monkeypatch, capsys):
     assert code == 0
     (line,) = [line for line in text.splitlines() if "cifar " in line]
     assert "≈ 8.8 h left of ≈ 9.2 h, 1 of 25 done" in line
-    assert "≈ 6.5 h left of ≈ 8.6 h, 1 of 4 done" in line
+    # The folder is of one scale, and the trainings of others are called alike.
+    assert line.count("left") == 1
     (line,) = [line for line in text.splitlines() if "rmse " in line and "Figure 2" in line]
     assert "–" in line

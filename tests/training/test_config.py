@@ -55,6 +55,8 @@ from flipgrad.training import TrainConfig
         ({"objective": "hope"}, "unknown objective 'hope'; choose from expected, bound"),
         ({"draws": "antithetic"}, "for the expected loss; give an even number of them, e.g. --samples 2"),
         ({"draws": "antithetic", "samples": 2, "objective": "bound"}, "antithetic draws are pairs for the expected loss"),
+        ({"shared": 1}, "shared layers are for several draws of the expected loss; give e.g. --samples 2 with --shared"),
+        ({"shared": 1, "samples": 2, "objective": "bound"}, "shared layers are for several draws of the expected loss"),
         ({"objective": "bound"}, "the bound of one sample is the expected loss; give more, e.g. --samples 5"),
         ({"precision": "int3"}, "unknown precision 'int3'; choose from float32, bfloat16"),
         ({"device": "nonsense"}, "device 'nonsense' is not available"),

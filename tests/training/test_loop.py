@@ -11,7 +11,9 @@ from torch import nn
 import flipgrad as fg
 from flipgrad.data import Split, digits
 from flipgrad.errors import StorageError
-from flipgrad.training import DivergenceError, RunFolder, TrainConfig, Trainer, digits_net, train
+from flipgrad.estimators.names import for_training
+from flipgrad.training import DivergenceError, RunFolder, TrainConfig, Trainer, digits_net, make_net, train
+from flipgrad.training.trainer import draws_pairs
 from torture.runs import records, timeless
 
 
@@ -142,6 +144,57 @@ def test_going_on_is_exact(tmp_path, options, updates):
 def test_antithetic_draws_train_otherwise_than_independent_ones(tmp_path):
     nets = [run(tmp_path / draws, net=small_net(0), samples=2, draws=draws)[1] for draws in ("independent", "antithetic")]
     assert not all(torch.equal(value, nets[1].state_dict()[name]) for name, value in nets[0].state_dict().items())
+
+
+def test_draws_that_share_layers_train_otherwise_than_whole_ones_and_go_on_exactly(tmp_path):
+    whole, apart = (run(tmp_path / f"{shared}", net=small_net(0), samples=2, shared=shared)[1] for shared in (1, 0))
+    assert not all(torch.equal(value, apart.state_dict()[name]) for name, value in whole.state_dict().items())
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", net=small_net(0), arguments={"stop": StopAfter(6)}, samples=2, shared=1)
+    parts = resume(tmp_path / "parts", net=small_net(5), samples=2, shared=1)[1]
+    assert all(torch.equal(value, parts.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+def test_more_shared_layers_than_there_are_is_refused_before_the_training():
+    with pytest.raises(fg.InputError, match=r"shared=9: of the 2 binary layers .* share at most 1"):
+        make_net(config(data="digits", samples=2, shared=9), digits())
+
+
+@pytest.mark.parametrize(
+    ("options", "pairs"),
+    [
+        ({"samples": 2}, True),
+        ({"samples": 4, "estimator": "st"}, True),
+        ({"samples": 2, "draws": "independent"}, False),
+        ({"samples": 2, "estimator": "disarm", "draws": "antithetic"}, True),
+        ({"samples": 2, "estimator": "disarm"}, False),
+        ({"samples": 3}, False),
+        ({}, False),
+        ({"samples": 2, "objective": "bound"}, False),
+    ],
+    ids=str,
+)
+def test_an_even_number_of_draws_by_psa_or_st_is_antithetic_pairs(options, pairs):
+    config = TrainConfig(**options)
+    assert draws_pairs(config, small_net(0), for_training(config.estimator, 1)[1]) == pairs
+
+
+def test_a_graph_without_halves_draws_independently():
+    class TimeFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = fg.BinaryLinear(2, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.head(self.layer(x.transpose(0, 1)).mean(0))
+
+    net = fg.Graph(TimeFirst(), torch.zeros(3, 4, 2))
+    assert not draws_pairs(TrainConfig(samples=2), net, fg.PSA())
+
+
+def test_pairs_are_what_an_even_number_of_draws_trains_with(tmp_path):
+    nets = [run(tmp_path / draws, net=small_net(0), samples=2, draws=draws)[1] for draws in ("auto", "antithetic")]
+    assert all(torch.equal(value, nets[1].state_dict()[name]) for name, value in nets[0].state_dict().items())
 
 
 def test_a_run_can_be_made_longer(tmp_path):

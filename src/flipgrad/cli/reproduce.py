@@ -69,6 +69,8 @@ def reproduce(
     wanted = [name for name in dict.fromkeys(names) if name != REPORT]
     if ALL in names:
         wanted = [name for name, experiment in EXPERIMENTS.items() if scale in experiment.efforts() or scale not in SCALES]
+    for name in wanted if scale in SCALES else ():
+        EXPERIMENTS[name].check(scale, in_parts=finished or kept is not None)
     if wanted:
         runner = DaskRunner(dask) if dask else LocalRunner(workers)
         augmentations = [name.strip() for name in augment.split(",")] if augment else None
@@ -85,8 +87,6 @@ def _make(names: list[str], console: Console, folder: Path, scale: str, seed: in
     try:
         with working(console) as work:
             shop = Workshop(folder, scale, seed, work.advance, **options)
-            for name in names:
-                EXPERIMENTS[name].check(shop)
             for name in names:
                 console.print(EXPERIMENTS[name].reproduce(shop), soft_wrap=True)
     except KeyboardInterrupt:

@@ -28,6 +28,8 @@ from flipgrad.affine import AffineMap, Signal
 from flipgrad.contract import CostHead, LayerCall, LocalEstimator, Network, Prior, WeightCall
 from flipgrad.errors import InputError
 from flipgrad.estimators._head import HeadGradient, head_losses, stream_losses
+from flipgrad.flips.averaging import Averaging
+from flipgrad.flips.choice import decided
 from flipgrad.guards import cannot_look, capturing, once, signed
 from flipgrad.jets import Jets
 from flipgrad.noise import Noise
@@ -121,7 +123,15 @@ class SampleAnalytic(LocalEstimator):
         elif prior is not None:
             if prior.watch is not None:
                 call.x = prior.watch()
-            averaged, share = self._posterior(call, prior, a, sampled)
+            with torch.no_grad():
+                log_odds = prior.log_odds()
+            pays = self.inputs != "auto" or self._pays(call, a, log_odds)
+            if pays is False:
+                prior = None
+            else:
+                averaged, share = self._posterior(call, prior, a, sampled, log_odds)
+                # In a captured graph both are there, and it is known only then which.
+                averaged = torch.where(pays, averaged, call.x.detach()) if isinstance(pays, Tensor) else averaged
         states: Tensor = _PathStates.apply(  # type: ignore[no-untyped-call]
             call.x, a, sampled, averaged, share, call.affine, call.noise, self.tolerance, self.exact, self.flips, call.binary,
             prior, *call.affine.tensors,
@@ -200,16 +210,31 @@ class SampleAnalytic(LocalEstimator):
             )
         return call.prior
 
-    def _posterior(self, call: LayerCall, prior: Prior, a: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
+    @property
+    def _ratio_tolerance(self) -> float:
+        """That of a log ratio."""
+        return max(self.tolerance, min(POSTERIOR_TOLERANCE_FACTOR * self.tolerance, LARGEST_POSTERIOR_TOLERANCE))
+
+    def _pays(self, call: LayerCall, a: Tensor, log_odds: Tensor) -> bool | Tensor:
+        """Whether inputs are to be averaged, as far as that is known; :func:`flipgrad.flips.explain` can tell afterwards."""
+        with torch.no_grad():
+            decision = call.affine.averaging(call.x, a, call.noise, log_odds, self.tolerance, self._ratio_tolerance)
+        if not isinstance(decision, Averaging):
+            return True if decision is None else decision
+        decided[call.layer] = decision
+        return decision.pays
+
+    def _posterior(
+        self, call: LayerCall, prior: Prior, a: Tensor, states: Tensor, log_odds: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         """The mean of every input unit given the layer's ``states`` and, if needed, the share of the state not sampled."""
         prior.check_alone()
         # Not as a decorator, which torch.compile does not see through where the estimator is made inside what it compiles.
         with torch.no_grad():
             x = call.x.detach()
-            tolerance = max(self.tolerance, min(POSTERIOR_TOLERANCE_FACTOR * self.tolerance, LARGEST_POSTERIOR_TOLERANCE))
-            ratio = call.affine.log_ratio(x, a, states, call.noise, tolerance)
+            ratio = call.affine.log_ratio(x, a, states, call.noise, self._ratio_tolerance)
             # log q / (1 - q) of the sampled states, from those of +1 before.
-            posterior = torch.addcmul(ratio, x, prior.log_odds(), value=-1).neg_()
+            posterior = torch.addcmul(ratio, x, log_odds, value=-1).neg_()
             # Torch computes a sigmoid three times as fast as tanh.
             mean = torch.sigmoid(posterior).mul_(2).sub_(1).mul_(x)
             return mean, torch.sigmoid(-posterior) if self.inputs == "rao-blackwell" else None

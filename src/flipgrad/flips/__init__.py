@@ -28,10 +28,11 @@ from flipgrad.flips._arguments import check_devices, check_kinds, check_shapes, 
 from flipgrad.flips._vmap import WithoutGradient, over_draws
 from flipgrad.flips.choice import Choice, choose, choose_per_weight, choose_ratio, explain
 from flipgrad.flips.ordinary import Geometry
+from flipgrad.flips.plan import Plan
 from flipgrad.guards import only_computes
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
-__all__ = ["Choice", "Geometry", "choose", "entropy_product", "explain", "flip_product", "log_ratio", "slope_product"]
+__all__ = ["Choice", "Geometry", "Plan", "choose", "entropy_product", "explain", "flip_product", "log_ratio", "slope_product"]
 
 # The noises that operators know.
 KINDS: dict[str, type[Noise]] = {kind.__name__: kind for kind in (Laplace, Logistic, Normal, Uniform)}
@@ -82,6 +83,7 @@ def flip_product(
     geometry: Geometry | None = None,
     *,
     tolerance: float = 0.0,
+    plan: Plan | None = None,
 ) -> Tensor:
     r"""The flip product of a fully connected layer or, with a geometry, of a convolution with zero padding.
 
@@ -95,11 +97,12 @@ def flip_product(
         noise: the layer's noise.
         geometry: the stride, padding, dilation and groups of a convolution; None for a fully connected layer.
         tolerance: the relative L2 error that is allowed; 0 is exact.
+        plan: what other sums of the same layer have found out, and leave for others.
 
     Returns:
         The discrete gradient in the states ``x``, shaped like these.
     """
-    return _evaluate(_FLIP, noise, tolerance, (x, a, grad, weight), geometry)
+    return _evaluate(_FLIP, noise, tolerance, (x, a, grad, weight), geometry, plan)
 
 
 def log_ratio(
@@ -111,6 +114,7 @@ def log_ratio(
     geometry: Geometry | None = None,
     *,
     tolerance: float = 0.0,
+    plan: Plan | None = None,
 ) -> Tensor:
     r"""How much likelier the layer's output states are with one input flipped, in logarithms.
 
@@ -123,11 +127,12 @@ def log_ratio(
         states: the layer's output states y, shaped like ``a``.
         weight: as for :func:`flip_product`, like ``noise`` and ``geometry``.
         tolerance: that of a flip product, of which the relative L2 error may be ten times as much here; 0 is exact.
+        plan: as for :func:`flip_product`.
 
     Returns:
         The logarithms, shaped like ``x``.
     """
-    return _evaluate(_RATIO, noise, tolerance, (x, a, states, weight), geometry)
+    return _evaluate(_RATIO, noise, tolerance, (x, a, states, weight), geometry, plan)
 
 
 def entropy_product(
@@ -139,18 +144,19 @@ def entropy_product(
     geometry: Geometry | None = None,
     *,
     tolerance: float = 0.0,
+    plan: Plan | None = None,
 ) -> Tensor:
     r"""The flip product with the negative entropy of the layer's states for one more cost.
 
     .. math:: u_i = x_i \sum_j \big[h_j(a_j) - h_j(a_j - 2 A_{ji} x_i)\big], \quad h_j(a) = g_j F(a) - H(F(a))
 
     Args:
-        x, a, grad, weight, noise, geometry, tolerance: as for :func:`flip_product`.
+        x, a, grad, weight, noise, geometry, tolerance, plan: as for :func:`flip_product`.
 
     Returns:
         The sums, shaped like ``x``.
     """
-    return _evaluate(_ENTROPY, noise, ENTROPY_SHARE * tolerance, (x, a, grad, weight), geometry)
+    return _evaluate(_ENTROPY, noise, ENTROPY_SHARE * tolerance, (x, a, grad, weight), geometry, plan)
 
 
 def slope_product(
@@ -163,6 +169,7 @@ def slope_product(
     geometry: Geometry | None = None,
     *,
     tolerance: float = 0.0,
+    plan: Plan | None = None,
 ) -> Tensor:
     r"""The slope product, one number per weight.
 
@@ -177,18 +184,26 @@ def slope_product(
         grad: the gradient g in the layer's output states, shaped like ``a``.
         weight: as for :func:`flip_product`, like ``noise`` and ``geometry``.
         tolerance: as for :func:`log_ratio`.
+        plan: as for :func:`flip_product`.
 
     Returns:
         A tensor like ``weight``.
     """
-    return _evaluate(_SLOPE, noise, tolerance, (x, share, a, grad, weight), geometry)
+    return _evaluate(_SLOPE, noise, tolerance, (x, share, a, grad, weight), geometry, plan)
 
 
-def _evaluate(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tensor], geometry: Geometry | None) -> Tensor:
+def _evaluate(
+    kind: _Sum,
+    noise: Noise,
+    tolerance: float,
+    tensors: Sequence[Tensor],
+    geometry: Geometry | None,
+    plan: Plan | None = None,
+) -> Tensor:
     """A sum by its operator, or without it: where none is needed, and with a noise of the user, which operators do not know."""
     result: Tensor
     if only_computes(tensors):
-        return _in_format(kind, tensors, _compute(kind, noise, tolerance, tensors, geometry))
+        return _in_format(kind, tensors, _compute(kind, noise, tolerance, tensors, geometry, plan))
     if type(noise) is KINDS.get(type(noise).__name__):
         # Operators take numbers and strings.
         layer = type(noise).__name__, noise.scale, tolerance, flat(geometry)
@@ -199,7 +214,14 @@ def _evaluate(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tens
     return result
 
 
-def _compute(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tensor], geometry: Geometry | None) -> Tensor:
+def _compute(
+    kind: _Sum,
+    noise: Noise,
+    tolerance: float,
+    tensors: Sequence[Tensor],
+    geometry: Geometry | None,
+    plan: Plan | None = None,
+) -> Tensor:
     """A sum by the way that is chosen."""
     named = dict(zip(kind.tensors, tensors, strict=True))
     check_kinds(**named)
@@ -213,7 +235,7 @@ def _compute(kind: _Sum, noise: Noise, tolerance: float, tensors: Sequence[Tenso
     decide: Callable[..., Choice] = choose_per_weight if kind.per_weight else choose
     if kind is _RATIO:
         decide = partial(choose_ratio, error=RATIO_ERROR_FACTOR * tolerance)
-    choice = decide(weight, noise, places, tolerance, a=a)
+    choice = decide(weight, noise, places, tolerance, a=a, plan=plan)
     if choice.kernel == "one product":
         coarse: Tensor = getattr(one_product, kind.name)(*inputs, noise, geometry)
         return coarse.to(kind.like(tensors).dtype)

@@ -4,14 +4,16 @@ import logging
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.flips import compiled, one_product, triton
-from flipgrad.flips.form import Form, find_form, root_mean_square
+from flipgrad.flips.form import Form, find_form
 from flipgrad.flips.ordinary import NARROW_TIME, narrow_pays
+from flipgrad.flips.plan import Plan
 from flipgrad.native import library
 from flipgrad.noise import Noise
 
@@ -35,6 +37,10 @@ EXACT_RATIO_TIME = 1.4
 # On a GPU, a call of the separable kernel, and the time of arithmetic relative to the processor's. They and the numbers of
 # triton are guesses, not measured.
 GPU_CALL, GPU_FACTOR = 5e-4, 0.01
+
+
+# What was decided last for the inputs of a layer, see :mod:`flipgrad.flips.averaging`.
+decided: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
 
 
 class Layer(Protocol):
@@ -63,7 +69,9 @@ class Choice:
     reason: str
 
 
-def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor | None = None) -> Choice:
+def choose(
+    weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor | float | None = None, plan: Plan | None = None
+) -> Choice:
     """Decide for a layer.
 
     Args:
@@ -71,7 +79,8 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
         noise: the layer's noise.
         places: output positions, those of all examples together.
         tolerance: the relative L2 error that is allowed; 0 asks for an exact kernel.
-        a: the pre-activations, whose root mean square decides how accurate a separable form is.
+        a: the pre-activations, or their root mean square, which decides how accurate a separable form is.
+        plan: what is known of these tensors already.
     """
     _check_tolerance(tolerance)
     terms, activations = places * weight.numel(), places * weight.shape[0]
@@ -84,7 +93,7 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
     least = call + work
     if seconds[exact] <= least:
         return Choice(exact, None, {**seconds, "separable": least}, f"small enough for the exact kernel; {why}")
-    form = find_form(weight, noise, tolerance, activation_rms=math.inf if a is None else root_mean_square(a))
+    form = _form(weight, noise, tolerance, a, plan)
     if not form.reachable:
         weights = f"weights {'above' if form.estimated_error == math.inf else 'up to'} {form.limit:.2g}"
         text = f"no separable form within {tolerance:g} for {weights} and {noise}; {why}"
@@ -100,7 +109,9 @@ def choose(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Te
     return Choice(exact, form, seconds, f"{text} but costs more than the exact kernel; {why}")
 
 
-def choose_ratio(weight: Tensor, noise: Noise, places: int, tolerance: float, *, error: float, a: Tensor) -> Choice:
+def choose_ratio(
+    weight: Tensor, noise: Noise, places: int, tolerance: float, *, error: float, a: Tensor | float, plan: Plan | None = None
+) -> Choice:
     """Decide for a log ratio, whose relative error may be ``error``: one product where that will do, else as :func:`choose`."""
     _check_tolerance(tolerance)
     terms = places * weight.numel()
@@ -112,20 +123,29 @@ def choose_ratio(weight: Tensor, noise: Noise, places: int, tolerance: float, *,
         seconds["one product"] = CALL_OF_ONE_PRODUCT[weight.dim() > 2] + _relative_time(weight) * work
         if seconds[exact] <= seconds["one product"]:
             return Choice(exact, None, seconds, f"small enough for the exact kernel; {why}")
-        found = one_product.error(weight, noise)
+        found = one_product.error(weight, noise, None if plan is None else plan.moments(weight))
         if found <= error:
             return Choice("one product", None, seconds, f"one product has an error of {found:.1e}, within {error:g}")
-    return choose(weight, noise, places, tolerance, a=a)
+    return choose(weight, noise, places, tolerance, a=a, plan=plan)
 
 
-def choose_per_weight(weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor) -> Choice:
+def choose_per_weight(
+    weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor, plan: Plan | None = None
+) -> Choice:
     """Decide for a slope product, which has no exact kernel to compare with but the vectorized one."""
     _check_tolerance(tolerance)
     form = None
     if tolerance != 0 and places * weight.numel() * TERM["vectorized"] > CALL["separable"]:
-        form = find_form(weight, noise, tolerance, activation_rms=root_mean_square(a))
+        form = _form(weight, noise, tolerance, a, plan)
     usable = form is not None and form.reachable
     return Choice("separable" if usable else "vectorized", form, {}, "")
+
+
+def _form(weight: Tensor, noise: Noise, tolerance: float, a: Tensor | float | None, plan: Plan | None) -> Form:
+    """The form for a layer, of what is known of its tensors or is read from them."""
+    plan = plan or Plan()
+    rms = plan.root_mean_square(a) if isinstance(a, Tensor) else math.inf if a is None else a
+    return find_form(weight, noise, tolerance, activation_rms=rms, known=plan.moments(weight) if weight.numel() else None)
 
 
 def _check_tolerance(tolerance: float) -> None:
@@ -135,6 +155,9 @@ def _check_tolerance(tolerance: float) -> None:
 
 def explain(layer: Layer, *, places: int = 2**14, tolerance: float = 1e-3) -> str:
     """What :class:`flipgrad.PSA` would use for a layer, and why.
+
+    If ``PSA(inputs="auto")`` has evaluated the layer and had a choice, it says besides whether the inputs of its weights were
+    averaged the last time, and why.
 
     Args:
         layer: a binary layer.
@@ -146,11 +169,12 @@ def explain(layer: Layer, *, places: int = 2**14, tolerance: float = 1e-3) -> st
     >>> fg.flips.explain(fg.BinaryLinear(4, 4), places=10).split(";")[0].partition(": ")[2]
     'small enough for the exact kernel'
     """
+    inputs = f"; {decided[layer]}" if layer in decided else ""
     if layer.weights == "binary":
-        return "rank one: binary weights make it exact, at the price of one ordinary product"
+        return f"rank one: binary weights make it exact, at the price of one ordinary product{inputs}"
     choice = choose(layer.effective_weight().detach(), layer.noise, places, tolerance)
     times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in sorted(choice.seconds.items(), key=lambda i: i[1]))
-    return f"{choice.kernel}: {choice.reason} (estimated: {times})"
+    return f"{choice.kernel}: {choice.reason} (estimated: {times}){inputs}"
 
 
 def _exact(weight: Tensor, noise: Noise, terms: int) -> tuple[dict[str, float], Kernel, str]:

@@ -131,14 +131,22 @@ class Form:
         return len(self.difference) + len(self.curvature)
 
 
-def find_form(weight: Tensor, noise: Noise, tolerance: float = 1e-3, *, activation_rms: float = math.inf) -> Form:
+def find_form(
+    weight: Tensor,
+    noise: Noise,
+    tolerance: float = 1e-3,
+    *,
+    activation_rms: float = math.inf,
+    known: tuple[float, float, float] | None = None,
+) -> Form:
     """The least ranks that keep the product's relative L2 error within the tolerance, for weights of any shape.
 
     Where no rank up to :data:`MAX_RANK` is enough it is the most accurate form, which is not ``reachable``. Where the root mean
     square of the pre-activations is small the estimate is that of normal pre-activations, and need not allow for others.
 
     It reads three numbers from the weights' device: their largest, and their second and fourth moments (of many weights, of
-    some of them). Forms are kept for these, finely rounded; a new one needs a histogram of the weights.
+    some of them), unless these :func:`moments` are ``known``. Forms are kept for them, finely rounded; a new one needs a
+    histogram of the weights.
 
     >>> from flipgrad.noise import Logistic
     >>> found = find_form(torch.linspace(-0.02, 0.02, 100), Logistic(), tolerance=1e-3)
@@ -148,7 +156,7 @@ def find_form(weight: Tensor, noise: Noise, tolerance: float = 1e-3, *, activati
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance={tolerance}: the tolerance is a relative error between 0 and 1, e.g. 1e-3")
     normal = activation_rms <= LARGEST_NORMAL_RMS * noise.scale
-    key = (noise, tolerance, normal, weight.dtype, *_summary(weight, noise.scale))
+    key = (noise, tolerance, normal, weight.dtype, *_summary(weight, noise.scale, known))
     if key not in _forms:
         if len(_forms) >= MOST_FORMS_KEPT:
             _forms.clear()
@@ -194,11 +202,11 @@ def _find(weight: Tensor, noise: Noise, tolerance: float, normal: bool) -> Form:
     )
 
 
-def _summary(weight: Tensor, scale: float) -> tuple[int, ...]:
+def _summary(weight: Tensor, scale: float, known: tuple[float, float, float] | None) -> tuple[int, ...]:
     """What tells distributions of weights apart: the logarithms of their largest, of their second and fourth moments."""
     if not weight.numel():
         return ()
-    largest, second, fourth = moments(weight)
+    largest, second, fourth = known or moments(weight)
     numbers = (n / scale**2 for n in (largest, second, math.sqrt(fourth)))
     return tuple(
         math.floor(BINS_PER_OCTAVE / 2 * math.log2(max(n, SMALLEST_SQUARE))) if math.isfinite(n) else 0 for n in numbers

@@ -84,11 +84,14 @@ def _spread(total: Tensor, per_input: Tensor, weight: Tensor, x: Tensor, geometr
     return (shared.unsqueeze(2) * share[:, :, None, None]).flatten(1, 2)
 
 
-def error(weight: Tensor, noise: Noise) -> float:
-    """The relative L2 error of the log ratio, of many weights like these; infinite where it is not known to be small."""
+def error(weight: Tensor, noise: Noise, known: tuple[float, float, float] | None = None) -> float:
+    """The relative L2 error of the log ratio, of many weights like these; infinite where it is not known to be small.
+
+    It is told by the weights' moments, if these are not ``known``.
+    """
     if not weight.numel():
         return 0.0
-    _, second, fourth = moments(weight)
+    _, second, fourth = known or moments(weight)
     step = 2 * math.sqrt(second) / noise.scale
     if not step <= LARGEST or not math.isfinite(fourth):
         return math.inf

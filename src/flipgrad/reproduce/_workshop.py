@@ -291,11 +291,11 @@ class Experiment:
         """Of its figures by the names of their files, the first of which is called as the experiment."""
         return {figure.replace(self.name, self.stem(scale), 1): words for figure, words in self.figures.items()}
 
-    def check(self, shop: Workshop) -> None:
-        """Refuse a scale that it does not have, and parts of it where it is not made of any."""
-        if shop.scale_name not in self.efforts():
-            raise InputError(f"{self.name} has no scale {shop.scale_name!r}: choose {', '.join(self.efforts())}")
-        if (shop.finished or shop.kept) and self.parts is None:
+    def check(self, scale: str, *, in_parts: bool) -> None:
+        """Refuse a scale that it does not have, and to be looked at or gone on with ``in_parts`` where it has none."""
+        if scale not in self.efforts():
+            raise InputError(f"{self.name} has no scale {scale!r}: choose {', '.join(self.efforts())}")
+        if in_parts and self.parts is None:
             raise InputError(f"{self.name} cannot be made of parts that are finished or kept: leave out --finished and --kept")
 
     @property
@@ -310,7 +310,7 @@ class Experiment:
 
     def reproduce(self, shop: Workshop) -> str:
         """Run, and write ``NAME.json`` and ``NAME.md`` beside the figure; returns the text."""
-        self.check(shop)
+        self.check(shop.scale_name, in_parts=shop.finished or shop.kept is not None)
         with shop.timed(self.name):
             found = list(self.run(shop))
         claims = [part for part in found if isinstance(part, Claim)]

@@ -42,6 +42,7 @@ OPTIONS = (
 WAYS = {
     "PSA posterior, 2 draws": ("psa:posterior", "independent"),
     "PSA posterior, Z and −Z": ("psa:posterior", "antithetic"),
+    "PSA posterior, Z and −Z of the upper half": ("psa:posterior", "upper"),
     "PSA mean, 2 draws": ("psa:mean", "independent"),
     "PSA mean, Z and −Z": ("psa:mean", "antithetic"),
     "PSA mean, 4 of the last layer": ("psa:mean", "last 4"),
@@ -154,14 +155,14 @@ SETTINGS = {
 }
 
 
-def of_draws(option: str, way: str) -> Estimator:
-    """The estimator of an option (a specification) with "one" draw, or in one of the :data:`WAYS`."""
+def of_draws(option: str, way: str, layers: int) -> Estimator:
+    """The estimator of an option (a specification) with "one" draw, or in one of the :data:`WAYS`, for so many layers."""
     _, rule = for_training(option, 1)
     if way == "one":
         return rule
     if way.startswith("last ") and isinstance(rule, LocalEstimator):
         return LastLayer(rule, int(way.removeprefix("last ")))
-    return MeanOfDraws(rule, 2, antithetic=way == "antithetic")
+    return MeanOfDraws(rule, 2, antithetic=way != "independent", shared=layers // 2 if way == "upper" else 0)
 
 
 class LastLayer(LocalEstimator):
@@ -307,7 +308,8 @@ def option_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     known = [ReferenceLayer(layer, *numbers) for layer, numbers in zip(layers, stored["known"].tolist(), strict=True)]
     reference = Reference(stored["gradient"], "draws", for_training(MEASURED, 1)[0], settings["draws"], known)
     # The same noise for all options, so that their numbers differ by what they do with it.
-    made = _draws(problem, of_draws(settings["option"], settings["way"]), count, settings["config"]["seed"], place, "options")
+    estimator = of_draws(settings["option"], settings["way"], len(net.binary_layers))
+    made = _draws(problem, estimator, count, settings["config"]["seed"], place, "options")
     return {"layers": [asdict(layer) for layer in accuracy_of_draws(layers, reference, settings["option"], count, made)]}
 
 
@@ -336,7 +338,7 @@ def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> tuple[Costs, s
     """
     path = shop.stored(COSTS)
     stored = read_result(path) if path.exists() else {}
-    if stored.get("revisions") != REVISIONS or _could_be_better(stored["load"]):
+    if stored.get("timed") != _timed() or _could_be_better(stored["load"]):
         stored = _take_times(shop, settings)
     seconds: Costs = stored["seconds"]
     costs = {name: {label: own / times[PAPER] for label, own in times.items()} for name, times in seconds.items()}
@@ -352,12 +354,16 @@ def _could_be_better(load: float | None) -> bool:
     return load is not None and now is not None and load > ALONE and now < QUIET
 
 
+def _timed() -> dict[str, Any]:
+    """What there are times of."""
+    return {"options": [*LABELS, *WAYS], "revisions": REVISIONS}
+
+
 def _take_times(shop: Workshop, settings: Sequence[Setting]) -> dict[str, Any]:
     """Seconds of a gradient by every option in every network, and the machine's load after that; stored."""
     batch, repeats = SCALES[shop.scale_name]
     several = repeats * MORE_REPEATS if repeats > 1 else 1
     options = dict(for_training(option, 1) for option in OPTIONS)
-    ways = {label: of_draws(*way) for label, way in WAYS.items()}
     seconds: dict[str, dict[str, float]] = {}
     for net in small_nets(shop):
         if net.shape not in seconds:
@@ -368,9 +374,10 @@ def _take_times(shop: Workshop, settings: Sequence[Setting]) -> dict[str, Any]:
         y = torch.randint(10, (batch,), generator=generator)
         config = setting.cell(shop, MEASURED, setting.rates[0]).settings["config"]
         network = _network(config, x, y).initialize(x, generator=generator)
+        ways = {label: of_draws(*way, len(network.binary_layers)) for label, way in WAYS.items()}
         count = repeats if setting.plan.model == "cifar" else several
         seconds[setting.key] = _time(shop, setting.key, network, x, y, {**options, **ways}, count)
-    facts = {"seconds": seconds, "batch": batch, "repeats": repeats, "revisions": REVISIONS, "load": machine.load()}
+    facts = {"seconds": seconds, "batch": batch, "repeats": repeats, "timed": _timed(), "load": machine.load()}
     shop.store(COSTS, facts)
     return facts
 

@@ -204,9 +204,12 @@ def cost(experiment: Experiment, scale: str, folder: Path, speed: float, workers
 def done(experiment: Experiment, scale: str, folder: Path) -> tuple[int, int, float] | None:
     """How many cells of an experiment are done in ``folder``, of how many, and the share of the work that is left.
 
-    None of one that is not made of cells, or of which none is done.
+    None of one that is not made of cells, or of which none is done, and where the folder is of another scale.
     """
-    costs = experiment.parts(scale) if experiment.parts else {}
+    mark = folder / Workshop.MARK
+    if experiment.parts is None or not mark.is_file() or read_result(mark).get("scale") != scale:
+        return None
+    costs = experiment.parts(scale)
     root = folder / Workshop.CELLS
     finished = [name for name in costs if (root / folder_name(name) / RESULT).is_file()]
     left = sum(cost for name, cost in costs.items() if name not in finished)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from flipgrad.bounds import bound_losses, mean_losses
+from flipgrad.bounds import MeanOfDraws, bound_losses, mean_losses
 from flipgrad.connections import WeightKind
 from flipgrad.data import AUGMENTATIONS, SOURCES, DataSet
 from flipgrad.errors import InputError
@@ -32,8 +32,8 @@ from flipgrad.user_code import call_user_function, check_runs, is_user_function
 AUTO = "auto"
 # Options that say nothing to a latent-variable model.
 ELBO_IGNORES = (
-    *("image_size", "norm", "noise", "weights", "weight_noise", "label_smoothing", "samples", "draws", "schedule", "warmup"),
-    *("weight_decay", "device", "precision", "eval_train"),
+    *("image_size", "norm", "noise", "weights", "weight_noise", "label_smoothing", "samples", "draws", "shared", "schedule"),
+    *("warmup", "weight_decay", "device", "precision", "eval_train"),
 )
 # What is minimised, by name: losses [B] of a batch from some draws.
 LOSSES: dict[str, Callable[..., Tensor]] = {"expected": mean_losses, "bound": bound_losses}
@@ -126,7 +126,15 @@ class TrainConfig:
     )
     samples: int = _option(1, METHOD, "Draws of all noises per update.", least=1)
     draws: str = _choice(
-        METHOD, "independent, or antithetic: pairs with opposite noise, less variance.", "independent", "antithetic"
+        METHOD,
+        "Several draws: independent, or antithetic, pairs with opposite noise, less variance; auto is antithetic for an even "
+        "number by psa or st.",
+        AUTO,
+        "independent",
+        "antithetic",
+    )
+    shared: int = _option(
+        0, METHOD, "Of several draws: how many of the first binary layers are drawn once, for all of them.", least=0
     )
     epochs: int = _option(45, METHOD, "Passes over the training images.", least=1)
     batch_size: int = _option(64, METHOD, "Images per update, of all processes together.", least=1)
@@ -210,6 +218,9 @@ class TrainConfig:
             )
         if self.draws == "antithetic" and (self.samples % 2 or self.objective == "bound"):
             raise InputError("antithetic draws are pairs for the expected loss; give an even number of them, e.g. --samples 2")
+
+        if self.shared and (self.samples < 2 or self.objective == "bound"):
+            raise InputError("shared layers are for several draws of the expected loss; give e.g. --samples 2 with --shared")
 
     @property
     def noise_of_weights(self) -> Noise | None:
@@ -358,6 +369,9 @@ def _check_estimator(config: TrainConfig, net: BinaryNetwork, data: DataSet) -> 
     drawn.
     """
     latent = [layer.weight for layer in layers_with_binary_weights(net).values()]
+    if config.shared:
+        rule = for_training(config.estimator, len(data.train))[1]
+        MeanOfDraws(rule, config.samples, shared=config.shared).check_shared(net.network(), rule)
     if not latent and not isinstance(net, Graph):
         return
     train = data.train.to(next(net.parameters()).device)

@@ -14,10 +14,11 @@ from torch.nn import functional
 
 from flipgrad.data import AUGMENTATIONS, DataSet, Split
 from flipgrad.errors import DivergenceError, InputError
+from flipgrad.estimators import PSA, ST, Estimator
 from flipgrad.estimators.names import for_training
 from flipgrad.network import BinaryNetwork, parameters_by_layer, sample_weight_noise
 from flipgrad.objectives import CrossEntropy, Objective, SoftCrossEntropy
-from flipgrad.training.config import LOSSES, TrainConfig, augmentation
+from flipgrad.training.config import AUTO, LOSSES, TrainConfig, augmentation
 from flipgrad.training.metrics import Evaluation, changed_signs, evaluate, weight_signs
 from flipgrad.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate, set_rate
 from flipgrad.training.processes import Processes
@@ -57,6 +58,24 @@ def training_objective(labels: Tensor, classes: int, smoothing: float) -> Object
     return SoftCrossEntropy((1 - smoothing) * functional.one_hot(labels, classes) + smoothing / classes)
 
 
+def draws_pairs(config: TrainConfig, net: BinaryNetwork, estimator: Estimator) -> bool:
+    """Whether several draws for an update are antithetic pairs; unless the configuration says, where that is known to pay.
+
+    It was measured for PSA and ST. DisARM and its kin make antithetic states themselves: their estimate from -Z is that from Z.
+    A graph whose layers do not have the batch first has no halves that could be opposite.
+    """
+    if config.draws != AUTO:
+        return config.draws == "antithetic"
+    if config.samples % 2 or config.objective != "expected" or not isinstance(estimator, PSA | ST):
+        return False
+    try:
+        for step in net.network().steps:
+            step.check_examples_alone("antithetic draws")
+    except InputError:
+        return False
+    return True
+
+
 @final
 class Trainer:
     """A network in training: :meth:`update` by update, :meth:`finish_epoch` after the last one of an epoch.
@@ -92,6 +111,7 @@ class Trainer:
         own = [parameter for parameter in self._learned.parameters() if parameter.requires_grad]
         if own:
             self._layers["estimator"] = own
+        self._antithetic = draws_pairs(config, net, self._estimator)
         self._optimizer = make_optimizer(config, net, self._learned.parameters())
         self._model = self._processes.wrap(net)
         rank = self._processes.rank
@@ -153,8 +173,10 @@ class Trainer:
         how: dict[str, Any] = {"estimator": self._estimator, "generator": self._noise, "noise": noise, "index": examples}
         if weight_noise:
             how["weight_noise"] = weight_noise
-        if self.config.draws == "antithetic":
+        if noise is None and self._antithetic:
             how["antithetic"] = True
+        if self.config.shared:
+            how["shared"] = self.config.shared
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
             losses = LOSSES[self.config.objective](self._model, x, objective, self.config.samples, **how).sum()
         (losses * factor).backward()
