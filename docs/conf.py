@@ -80,6 +80,8 @@ sphinx_gallery_conf = {
     "min_reported_time": 1e9,
     "abort_on_example_error": True,
     "plot_gallery": True,
+    # What is shown is what a tutorial prints.
+    "capture_repr": (),
     # Its page of times would load scripts from the network.
     "write_computation_times": False,
     "matplotlib_animations": False,
