@@ -57,7 +57,6 @@ toc_object_entries_show_parents = "hide"
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|np|nn|matplotlib|rich|typer|collections|pathlib|typing|types|abc|dataclasses)(\..*)?"),
     (r"py:.*", r"(Tensor|Generator|Module|Parameter|Figure|NDArray|optional|Callable|Sequence|Mapping|Iterable|Any)"),
-    *[(r"py:.*", name) for name in site_pages.NOT_PUBLIC],
 ]
 
 html_theme = "furo"
@@ -91,3 +90,11 @@ sphinx_gallery_conf = {
 suppress_warnings = ["config.cache"]
 
 site_pages.write(HERE)
+
+
+def setup(app):
+    """Names of the package that exist are no mistakes, also where the reference does not have them."""
+    app.connect(
+        "warn-missing-reference",
+        lambda app, domain, node: site_pages.is_inside(node["reftarget"], node.get("py:module")) or None,
+    )
