@@ -222,15 +222,10 @@ class SampleAnalytic(LocalEstimator):
             )
         return call.prior
 
-    @property
-    def _ratio_tolerance(self) -> float:
-        """That of a log ratio."""
-        return max(self.tolerance, min(POSTERIOR_TOLERANCE_FACTOR * self.tolerance, LARGEST_POSTERIOR_TOLERANCE))
-
     def _pays(self, call: LayerCall, a: Tensor, log_odds: Tensor) -> bool | Tensor:
         """Whether inputs are to be averaged, as far as that is known; :func:`flipgrad.flips.explain` can tell afterwards."""
         with torch.no_grad():
-            decision = call.affine.averaging(call.x, a, call.noise, log_odds, self.tolerance, self._ratio_tolerance)
+            decision = call.affine.averaging(call.x, a, call.noise, log_odds, self.tolerance)
         if not isinstance(decision, Averaging):
             return True if decision is None else decision
         decided[call.layer] = decision
@@ -244,7 +239,8 @@ class SampleAnalytic(LocalEstimator):
         # Not as a decorator, which torch.compile does not see through where the estimator is made inside what it compiles.
         with torch.no_grad():
             x = call.x.detach()
-            ratio = call.affine.log_ratio(x, a, states, call.noise, self._ratio_tolerance)
+            tolerance = max(self.tolerance, min(POSTERIOR_TOLERANCE_FACTOR * self.tolerance, LARGEST_POSTERIOR_TOLERANCE))
+            ratio = call.affine.log_ratio(x, a, states, call.noise, tolerance)
             # log q / (1 - q) of the sampled states, from those of +1 before.
             posterior = torch.addcmul(ratio, x, log_odds, value=-1).neg_()
             # Torch computes a sigmoid three times as fast as tanh.
