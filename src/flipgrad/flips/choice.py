@@ -32,7 +32,7 @@ FUNCTION = {True: 6e-10, False: 6e-9}
 # Of a log ratio, likewise; a call for one product, of a fully connected layer and of a convolution (True); and the time of an
 # exact kernel relative to that of a flip product.
 LOG_FUNCTION = {True: 1.5e-9, False: 1.2e-8}
-CALL_OF_ONE_PRODUCT = {False: 1.5e-4, True: 5e-4}
+CALL_OF_ONE_PRODUCT = {False: 1e-4, True: 4e-4}
 EXACT_RATIO_TIME = 1.4
 # On a GPU, a call of the separable kernel, and the time of arithmetic relative to the processor's. They and the numbers of
 # triton are guesses, not measured.
