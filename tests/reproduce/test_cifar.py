@@ -194,6 +194,10 @@ def test_what_is_finished_can_be_looked_at_and_kept_and_gone_on_with(tmp_path, q
 
 def test_trainings_of_another_plan_are_not_taken_over(tmp_path, quick, monkeypatch):
     render_nothing(monkeypatch)
+    with pytest.raises(
+        fg.InputError, match=r"no trainings of this scale are kept: there is no .*cifar.json'; leave out --kept"
+    ):
+        EXPERIMENTS["cifar"].reproduce(Workshop(tmp_path / "out", "smoke", 0, silent, kept=tmp_path))
     (tmp_path / "measured").mkdir()
     plan = asdict(cifar.PLANS["smoke"]) | {"epochs": 3}
     fg.files.write_json(tmp_path / "measured/cifar.json", {"plan": plan, "runs": [], "seed": 0})
@@ -211,6 +215,9 @@ def test_the_medium_scale_stands_beside_the_small_one(tmp_path, quick, monkeypat
     record = {"title": "Figure 4: learning", "claims": [{**small, "numbers": "1"}], "scale": "small", "sheets": []}
     kept.mkdir()
     fg.files.write_json(kept / "cifar.json", record)
+    keep(kept, kept)
+    (table,) = result(kept, "cifar")["sheets"]
+    assert table["head"][2] == "medium (not run: flipgrad reproduce cifar --scale medium)"
     for _ in range(2):
         page = keep(out, kept).read_text()
     table = result(kept, "cifar")["sheets"]

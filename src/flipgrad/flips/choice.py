@@ -32,7 +32,7 @@ FUNCTION = {True: 6e-10, False: 6e-9}
 # Of a log ratio, likewise; a call for one product, of a fully connected layer and of a convolution (True); and the time of an
 # exact kernel relative to that of a flip product.
 LOG_FUNCTION = {True: 1.5e-9, False: 1.2e-8}
-CALL_OF_ONE_PRODUCT = {False: 1.5e-4, True: 5e-4}
+CALL_OF_ONE_PRODUCT = {False: 1e-4, True: 4e-4}
 EXACT_RATIO_TIME = 1.4
 # On a GPU, a call of the separable kernel, and the time of arithmetic relative to the processor's. They and the numbers of
 # triton are guesses, not measured.
@@ -70,7 +70,7 @@ class Choice:
 
 
 def choose(
-    weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor | float | None = None, plan: Plan | None = None
+    weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor | None = None, plan: Plan | None = None
 ) -> Choice:
     """Decide for a layer.
 
@@ -79,7 +79,7 @@ def choose(
         noise: the layer's noise.
         places: output positions, those of all examples together.
         tolerance: the relative L2 error that is allowed; 0 asks for an exact kernel.
-        a: the pre-activations, or their root mean square, which decides how accurate a separable form is.
+        a: the pre-activations, whose root mean square decides how accurate a separable form is.
         plan: what is known of these tensors already.
     """
     _check_tolerance(tolerance)
@@ -110,7 +110,7 @@ def choose(
 
 
 def choose_ratio(
-    weight: Tensor, noise: Noise, places: int, tolerance: float, *, error: float, a: Tensor | float, plan: Plan | None = None
+    weight: Tensor, noise: Noise, places: int, tolerance: float, *, error: float, a: Tensor, plan: Plan | None = None
 ) -> Choice:
     """Decide for a log ratio, whose relative error may be ``error``: one product where that will do, else as :func:`choose`."""
     _check_tolerance(tolerance)
@@ -141,10 +141,10 @@ def choose_per_weight(
     return Choice("separable" if usable else "vectorized", form, {}, "")
 
 
-def _form(weight: Tensor, noise: Noise, tolerance: float, a: Tensor | float | None, plan: Plan | None) -> Form:
+def _form(weight: Tensor, noise: Noise, tolerance: float, a: Tensor | None, plan: Plan | None) -> Form:
     """The form for a layer, of what is known of its tensors or is read from them."""
     plan = plan or Plan()
-    rms = plan.root_mean_square(a) if isinstance(a, Tensor) else math.inf if a is None else a
+    rms = math.inf if a is None else plan.root_mean_square(a)
     return find_form(weight, noise, tolerance, activation_rms=rms, known=plan.moments(weight) if weight.numel() else None)
 
 

@@ -141,6 +141,8 @@ def _take_over(shop: Workshop, plan: TrainingPlan, cells: Sequence[Cell]) -> Non
     """Store the results of trainings that were kept as those of their cells; of other plans they are refused."""
     stem = cifar.stem(shop.scale_name)
     path = (shop.kept or shop.folder) / shop.MEASURED / f"{stem}.json"
+    if not path.is_file():
+        raise InputError(f"no trainings of this scale are kept: there is no '{path}'; leave out --kept")
     stored = read_result(path, "plan", "runs", "seed")
     if stored["plan"] != asdict(plan):
         raise InputError(f"'{path}' is of trainings of another length or size; leave out --kept")
@@ -354,7 +356,7 @@ def ends(runs: Sequence[Training]) -> Sheet:
     return Sheet(
         "At the end, the mean of the last fifth of the epochs: means over the seeds, and their range. Expected losses of the "
         "binary network on training and validation images, the relaxed objective that is minimised, and the accuracy of 10 "
-        "samples.",
+        "samples. ADF draws the head's outputs; ADF states draws the last layer's states, as in the paper's appendix.",
         ["training", "seeds", "rates", "training loss", "relaxed", "validation loss", "accuracy"],
         rows,
     )

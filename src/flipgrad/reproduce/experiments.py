@@ -19,7 +19,7 @@ from flipgrad.plots.report import duration, template
 from flipgrad.plots.style import with_palette
 from flipgrad.reproduce import accuracy, beyond, cifar, learning, timing, toy, vae, weights
 from flipgrad.reproduce._cells import RESULT, folder_name, read_result
-from flipgrad.reproduce._workshop import VERDICTS, Experiment, Sheet, Workshop, as_text
+from flipgrad.reproduce._workshop import MEDIUM, VERDICTS, Experiment, Sheet, Workshop, as_text
 from flipgrad.training.models import cifar_net
 
 # What is cheap and needs no images comes first.
@@ -100,7 +100,10 @@ def _tell_scales(folder: Path, experiment: Experiment) -> None:
     stems = dict.fromkeys(map(experiment.stem, experiment.efforts()))
     paths = [path for stem in stems if (path := folder / f"{stem}.json").is_file()]
     records = [read_result(path, "title", "claims") for path in paths]
-    table = claims_by_scale(records)
+    left = {MEDIUM} - {record.get("scale") for record in records} if experiment.medium else set()
+    table = claims_by_scale(
+        records, [f"{scale} (not run: flipgrad reproduce {experiment.name} --scale {scale})" for scale in left]
+    )
     for path, record in zip(paths, records, strict=True):
         # Older result files have one table, or none.
         sheets = [sheet for sheet in record.pop("sheets", [record.pop("sheet", None)]) if sheet]
@@ -124,8 +127,11 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
-def claims_by_scale(records: Sequence[Mapping[str, Any]]) -> Sheet | None:
-    """Whether each claim holds in every place and at every scale where it was looked at; None if there is no such claim."""
+def claims_by_scale(records: Sequence[Mapping[str, Any]], left: Sequence[str] = ()) -> Sheet | None:
+    """Whether each claim holds in every place and at every scale where it was looked at; None if there is no such claim.
+
+    What is ``left`` to be looked at gets columns without a verdict.
+    """
     columns: dict[str, dict[str, str]] = {}
     claims: dict[str, None] = {}
     for record in records:
@@ -137,6 +143,7 @@ def claims_by_scale(records: Sequence[Mapping[str, Any]]) -> Sheet | None:
                 column[claim["about"]] = f"{told} in one seed" if seeds == 1 else f"{told} ({seeds} seeds)"
     if not claims:
         return None
+    columns |= {name: {} for name in left}
     return Sheet(
         BY_SCALE, ["claim", *columns], [[name, *(column.get(name, "–") for column in columns.values())] for name in claims]
     )
