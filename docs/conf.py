@@ -57,7 +57,6 @@ toc_object_entries_show_parents = "hide"
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|np|nn|matplotlib|rich|typer|collections|pathlib|typing|types|abc|dataclasses)(\..*)?"),
     (r"py:.*", r"(Tensor|Generator|Module|Parameter|Figure|NDArray|optional|Callable|Sequence|Mapping|Iterable|Any)"),
-    *[(r"py:.*", name) for name in site_pages.NOT_PUBLIC],
 ]
 
 html_theme = "furo"
@@ -80,6 +79,8 @@ sphinx_gallery_conf = {
     "min_reported_time": 1e9,
     "abort_on_example_error": True,
     "plot_gallery": True,
+    # What is shown is what a tutorial prints.
+    "capture_repr": (),
     # Its page of times would load scripts from the network.
     "write_computation_times": False,
     "matplotlib_animations": False,
@@ -89,3 +90,11 @@ sphinx_gallery_conf = {
 suppress_warnings = ["config.cache"]
 
 site_pages.write(HERE)
+
+
+def setup(app):
+    """Names of the package that exist are no mistakes, also where the reference does not have them."""
+    app.connect(
+        "warn-missing-reference",
+        lambda app, domain, node: site_pages.is_inside(node["reftarget"], node.get("py:module")) or None,
+    )

@@ -6,22 +6,13 @@ import inspect
 import json
 import pkgutil
 import re
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import flipgrad
 from flipgrad import cli
-
-# Names that docstrings and annotations mention and that are no part of the public face, as regular expressions: what a leading
-# underscore calls private, base classes, and the types inside public signatures.
-NOT_PUBLIC = (
-    r"flipgrad\.(.*\.)?_.*",
-    r"flipgrad\.(affine|connections|flips\.choice|flips\.form|layers|objectives|packed\.parts|plots\.\w+)\.\w+",
-    r"flipgrad\.(residual|steps|training\.\w+)\.\w+",
-    r"flipgrad\.(estimators\.baselines\.BaselineEstimator|norms|flips\.rank_one|reproduce\.experiments\.PROBE)",
-    r"flipgrad\.(errors\.)?StorageError|StorageError|flipgrad\.network\.NetT|flipgrad\.jets\.Added",
-)
 
 # The pages of the names of ``flipgrad`` itself: title, introduction and the modules whose names they hold.
 NAMES = {
@@ -101,6 +92,24 @@ INSIDE = {
 def exists(module: str) -> bool:
     """Whether the package has that module, or what it is in."""
     return module.partition(".")[0] in {found.name for found in pkgutil.iter_modules(flipgrad.__path__)}
+
+
+def is_inside(target: str, module: str | None = None) -> bool:
+    """Whether a name that docstrings or signatures mention is one of the package, which need not be in the reference.
+
+    It may be that of an attribute of ``module``, or of an error. A name that does not exist is a mistake.
+    """
+    for name in (target, f"{module}.{target}", f"flipgrad.errors.{target}"):
+        parts = name.split(".")
+        found: object = flipgrad if parts[0] == "flipgrad" else None
+        for number, part in enumerate(parts[1:], 2):
+            if found is not None and not hasattr(found, part):
+                with suppress(ImportError):
+                    import_module(".".join(parts[:number]))
+            found = getattr(found, part, None)
+        if found is not None:
+            return True
+    return False
 
 
 def public_names(module: ModuleType) -> list[str]:

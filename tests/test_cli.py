@@ -41,6 +41,16 @@ def test_train_prints_a_table_and_stores_everything(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("_undrawn")
+def test_train_says_when_it_looks_at_the_test_images_every_epoch(tmp_path, capsys):
+    told = "Every epoch is measured on the test images, as --validation is 0"
+    for share, expected in (("0", True), ("0.5", False)):
+        arguments = ("--data", "toy", "--model", "2", "--epochs", "1", "--validation", share, "--output", str(tmp_path / share))
+        code, out, _ = flipgrad(capsys, "train", *arguments)
+        assert code == 0
+        assert (told in out) == expected
+
+
+@pytest.mark.usefixtures("_undrawn")
 def test_train_does_not_touch_the_global_random_state(tmp_path, capsys):
     torch.manual_seed(3)
     expected = torch.rand(1)

@@ -108,13 +108,11 @@ class AffineMap(ABC):
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         """:func:`flipgrad.flips.slope_product` of the map, shaped like its weight; ``share`` is like ``x``."""
 
-    def averaging(
-        self, x: Tensor, a: Tensor, noise: Noise, log_odds: Tensor, tolerance: float, ratio_tolerance: float
-    ) -> Averaging | Tensor | None:
+    def averaging(self, x: Tensor, a: Tensor, noise: Noise, log_odds: Tensor, tolerance: float) -> Averaging | Tensor | None:
         """Whether it pays to average the binary input ``x``, which was drawn with these ``log_odds``; None if not known.
 
-        ``tolerance`` is that of its :meth:`flip_product`, ``ratio_tolerance`` that of :meth:`log_ratio`. While torch captures a
-        graph, it is a tensor that will be True or False.
+        ``tolerance`` is that of its :meth:`flip_product`. While torch captures a graph, it is a tensor that will be True or
+        False.
         """
         return None
 
@@ -246,13 +244,10 @@ class Affine(AffineMap):
             return product
         return transpose(lambda weight: self.flip_form(weight, x).weight, self.weight, product)
 
-    def averaging(
-        self, x: Tensor, a: Tensor, noise: Noise, log_odds: Tensor, tolerance: float, ratio_tolerance: float
-    ) -> Averaging | Tensor | None:
+    def averaging(self, x: Tensor, a: Tensor, noise: Noise, log_odds: Tensor, tolerance: float) -> Averaging | Tensor | None:
         if self.views:
             return None
-        tolerances = tolerance, ratio_tolerance
-        return averaging.of_real_weights(x, a, self.weight, noise, log_odds, *tolerances, plan=self.plan)
+        return averaging.of_real_weights(x, a, self.weight, noise, log_odds, tolerance, plan=self.plan)
 
     def variance(self, v: Tensor) -> Tensor:
         if self.geometry is None and not self.views:

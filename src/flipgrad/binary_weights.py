@@ -149,9 +149,7 @@ class BinaryWeightMap(AffineMap):
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         return self._scaled().slope_product(x, share, a, grad, noise, tolerance)
 
-    def averaging(
-        self, x: Tensor, a: Tensor, noise: Noise, log_odds: Tensor, tolerance: float, ratio_tolerance: float
-    ) -> Averaging | Tensor | None:
+    def averaging(self, x: Tensor, a: Tensor, noise: Noise, log_odds: Tensor, tolerance: float) -> Averaging | Tensor | None:
         if self.inner.views:
             return None
         return averaging.of_rank_one(x, a, self.inner.weight, self.scale, noise, log_odds)

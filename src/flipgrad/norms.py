@@ -225,10 +225,8 @@ class BatchNormMap(AffineMap):
         """That of the flipped unit's own example, the statistics being held: an approximation."""
         return self._held().log_ratio(x, a, states, noise, tolerance)
 
-    def averaging(
-        self, x: Tensor, a: Tensor, noise: Noise, log_odds: Tensor, tolerance: float, ratio_tolerance: float
-    ) -> Averaging | Tensor | None:
-        return self._held().averaging(x, a, noise, log_odds, tolerance, ratio_tolerance)
+    def averaging(self, x: Tensor, a: Tensor, noise: Noise, log_odds: Tensor, tolerance: float) -> Averaging | Tensor | None:
+        return self._held().averaging(x, a, noise, log_odds, tolerance)
 
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         raise self._posterior_unknown()

@@ -15,6 +15,11 @@ from flipgrad.flips.plan import Plan
 SAMPLED, ALWAYS = fg.PSA(inputs="sampled"), fg.PSA(inputs="posterior")
 
 
+@pytest.fixture(autouse=True)
+def small_layers_are_decided_too(monkeypatch):
+    monkeypatch.setattr(averaging, "LEAST_TERMS", 1)
+
+
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -125,7 +130,7 @@ def test_choice_depends_on_no_state_that_is_averaged_over():
     found = set()
     for seed in range(5):
         x = torch.sign(normal(64, 40, seed=seed))
-        found.add(affine.averaging(x, affine(x).detach(), fg.Logistic(), log_odds, 1e-3, 1e-2))
+        found.add(affine.averaging(x, affine(x).detach(), fg.Logistic(), log_odds, 1e-3))
     assert len(found) == 1
 
 
@@ -171,10 +176,19 @@ def test_explain_says_what_was_chosen_and_why():
     assert "inputs are averaged" in fg.flips.explain(other.binary_layers[1])
 
 
-def test_nothing_is_an_input_without_variance():
+def test_small_layers_are_averaged_whatever_their_units(monkeypatch):
+    monkeypatch.setattr(averaging, "LEAST_TERMS", 64 * 40 * 40 + 1)
+    net, x = chain(40, 40, size=20), normal(64, 6)
+    assert same(gradients(net, x, fg.PSA()), gradients(net, x, ALWAYS))
+    assert "inputs are averaged: the layer is too small" in fg.flips.explain(net.binary_layers[1])
+    monkeypatch.setattr(averaging, "LEAST_TERMS", 64 * 40 * 40)
+    assert same(gradients(net, x, fg.PSA()), gradients(net, x, SAMPLED))
+
+
+def test_an_empty_batch_has_nothing_to_average():
     net = chain(4, 4)
     gradients(net, normal(0, 6), fg.PSA())
-    assert decided[net.binary_layers[1]].left == 1
+    assert decided[net.binary_layers[1]] is averaging.ALWAYS
     assert averaging.certainty(torch.zeros(0)) == 1
 
 

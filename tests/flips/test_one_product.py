@@ -175,3 +175,15 @@ def test_what_is_chosen_says_that_products_are_in_bfloat16(monkeypatch):
     slow = choose(weight, fg.Logistic(), 2**15, 1e-3)
     assert slow.reason.endswith("costs 3 ordinary products")
     assert fast.seconds["separable"] < slow.seconds["separable"]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (64, 1100), (6, 4, 3, 3), (8, 2, 1, 5)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_compiled_nodes_are_those_of_tensor_operations(shape, groups):
+    if shape[0] % groups:
+        pytest.skip("groups divide the outputs")
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.rand(shape[0], *[1] * (len(shape) - 1))
+    weight[0] = 0
+    for found, expected in zip(one_product._nodes(weight, groups), one_product._nodes(weight.double(), groups), strict=True):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-7)

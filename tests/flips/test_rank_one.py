@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import flipgrad as fg
 from flipgrad.affine import Affine, Signal, per_channel
 from flipgrad.binary_weights import BinaryWeightMap
-from flipgrad.flips import Geometry, naive
+from flipgrad.flips import Geometry, naive, rank_one
 from flipgrad.noise import Noise
 from random_tensors import normal, states, uniform
 
@@ -214,3 +215,20 @@ def test_straight_through_is_the_first_term_of_a_flip():
         assert 0 < relative(one, other) < 1e-3
     for one, other in zip(discrete[2:4], smooth[2:4], strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+@pytest.mark.parametrize("steps", [(1e-3, 0.2), (1e-3, 5.0), (0.5, 5.0), (1.0, 19.0), (1.0, 40.0)])
+@pytest.mark.parametrize("outputs", [1, 7, 40])
+def test_log_changes_of_rows_are_those_of_the_definition(outputs, steps, scale):
+    torch.manual_seed(0)
+    noise = fg.Logistic(scale)
+    a, states = 4 * scale * torch.randn(37, outputs), torch.sign(torch.randn(37, outputs))
+    low, high = (math.log(step) for step in steps)
+    step = torch.exp(low + (high - low) * torch.rand(outputs)) * scale * torch.sign(torch.randn(outputs))
+    found = rank_one.log_changes(a, states, step, noise)
+    wide = rank_one.log_changes(a.double(), states.double(), step.double(), noise)
+    assert found.odd.dtype == torch.float32
+    # To rounding: of every number relative to the largest of its channel, as many as its step.
+    assert bool(((found.odd - wide.odd).abs() <= 2e-6 * (step.abs() / scale).clamp(max=20)).all())
+    torch.testing.assert_close(found.spread.double(), wide.spread, rtol=1e-5, atol=1e-7 * outputs**0.5)

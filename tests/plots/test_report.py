@@ -246,6 +246,14 @@ def test_binary_weights_are_told_above_everything(tmp_path):
     assert "images per second binary weights seed 7" in page(folder).text
 
 
+def test_the_page_says_which_examples_an_epoch_was_measured_on(tmp_path):
+    folder = write_run(tmp_path / "run")
+    assert "Scores of an epoch" not in page(folder).text
+    for split, more in (("validation", "."), ("test", ", as none were held out for validation: good to look at, but nothing")):
+        put_lines(folder / "metrics.jsonl", [epoch(1) | {"split": split}])
+        assert f"Scores of an epoch are those of the {split} examples{more}" in page(folder).text
+
+
 def test_the_page_has_the_confusions_and_says_on_how_many_examples(tmp_path):
     text = report(write_run(tmp_path / "run")).read_text(encoding="utf-8")
     assert "two taken for one (4), one taken for two (3), zero taken for one (2), one taken for zero (1)." in text

@@ -129,12 +129,12 @@ def net(factor: float, *, bias: float = 0.01, cost: float = 1.5, kind: bool = Tr
 def grid(ours: float, theirs: float, *, diverged: bool = False, cost: float = 1.0) -> Grid:
     trouble = "the loss" if diverged else None
     runs = [
-        *(Trained(method, 0.1, [2.0, 1.0], None) for method in ("ST", "PSA", "PSA posterior")),
+        *(Trained(method, 0.1, [2.0, 1.0], None) for method in ("ST", "PSA", "PSA auto")),
         Trained("ST", 0.3, [2.0, theirs], None),
         Trained("PSA", 0.3, [2.0, theirs], None),
-        Trained("PSA posterior", 0.3, [2.0, ours], trouble),
+        Trained("PSA auto", 0.3, [2.0, ours], trouble),
     ]
-    return Grid("a net", "few images", [0.1, 0.3], 2, runs, {"ST": 0.5, "PSA": 1.0, "PSA posterior": cost})
+    return Grid("a net", "few images", [0.1, 0.3], 2, runs, {"ST": 0.5, "PSA": 1.0, "PSA auto": cost})
 
 
 def test_claims_follow_the_numbers():
@@ -142,8 +142,9 @@ def test_claims_follow_the_numbers():
     found = all_claims(good, [grid(0.4, 0.6, cost=0.4)])
     # Layer 1 is never better at a higher cost, and neither is the whole of a network where that counts most.
     assert [claim.text[:60] for claim in found if not claim.holds] == [
-        "at equal cost PSA posterior is more accurate than PSA in eve",
+        "at equal cost PSA auto is more accurate than PSA in every la",
         "at equal cost PSA mean is more accurate than PSA in every la",
+        "at equal cost two antithetic draws of the upper half are mor",
     ]
     bad = [net(1.3, bias=0.6, kind=False), net(1.3, bias=0.6)]
     failed = [claim for claim in all_claims(bad, [grid(0.8, 0.6, diverged=True)]) if not claim.holds]
@@ -164,25 +165,25 @@ def test_claims_follow_the_numbers():
 
 def test_trainings_are_compared_after_equal_epochs_and_equal_time():
     both = grid(0.4, 0.6)
-    assert both.largest_stable("PSA posterior") == 0.3
-    assert grid(0.4, 0.6, diverged=True).largest_stable("PSA posterior") == 0.1
-    assert grid(2.5, 0.6).largest_stable("PSA posterior") == 0.1
-    assert (both.best("PSA"), both.best("PSA posterior")) == (0.6, 0.4)
+    assert both.largest_stable("PSA auto") == 0.3
+    assert grid(0.4, 0.6, diverged=True).largest_stable("PSA auto") == 0.1
+    assert grid(2.5, 0.6).largest_stable("PSA auto") == 0.1
+    assert (both.best("PSA"), both.best("PSA auto")) == (0.6, 0.4)
     # ST has two epochs in the time in which those who cost twice as much have one.
     assert (both.equal_time("ST"), both.equal_time("PSA")) == (0.6, 2.0)
-    assert grid(0.4, 0.6, cost=2 / 3).equal_time("PSA posterior") == pytest.approx(1.2)
+    assert grid(0.4, 0.6, cost=2 / 3).equal_time("PSA auto") == pytest.approx(1.2)
     assert math.isnan(Trained("PSA", 0.1, [1.0], "diverged").after(1))
 
 
 def several_seeds() -> Grid:
-    ends = {"ST": ((0.9, 1.1), (0.5, None)), "PSA": ((0.8, 1.2), (3.0, 0.2)), "PSA posterior": ((0.7, 0.9), (0.7, 0.5))}
+    ends = {"ST": ((0.9, 1.1), (0.5, None)), "PSA": ((0.8, 1.2), (3.0, 0.2)), "PSA auto": ((0.7, 0.9), (0.7, 0.5))}
     runs = [
         Trained(method, rate, [2.0, 2.0 if end is None else end], "the loss" if end is None else None, seed)
         for method, by_rate in ends.items()
         for rate, by_seed in zip((0.1, 0.3), by_rate, strict=True)
         for seed, end in enumerate(by_seed)
     ]
-    return Grid("a net", "few images", [0.1, 0.3], 2, runs, {"ST": 0.5, "PSA": 1.0, "PSA posterior": 1.0})
+    return Grid("a net", "few images", [0.1, 0.3], 2, runs, {"ST": 0.5, "PSA": 1.0, "PSA auto": 1.0})
 
 
 def test_trainings_of_several_seeds_are_compared_by_their_means_with_the_spread():
@@ -190,14 +191,14 @@ def test_trainings_of_several_seeds_are_compared_by_their_means_with_the_spread(
     # One seed that diverges, or one that ends above guessing, spoils a rate.
     assert [trainings.largest_stable(method) for method in trainings.methods] == [0.1, 0.1, 0.3]
     assert [trainings.best_rate(method) for method in trainings.methods] == [0.1, 0.1, 0.3]
-    assert trainings.best("PSA posterior") == pytest.approx(0.6)
-    assert trainings.told("PSA posterior", 0.3) == "0.600 ± 0.141"
+    assert trainings.best("PSA auto") == pytest.approx(0.6)
+    assert trainings.told("PSA auto", 0.3) == "0.600 ± 0.141"
     assert trainings.told("ST", 0.3) == trainings.told("ST", 0.7) == "—"
     sheet = all_sheets([net(0.4, kind=False), net(0.4)], [trainings], "")[-1]
     assert sheet.rows[0] == ["a net, ST", "1.000 ± 0.141", "—", "0.1", "1.000 ± 0.141", "1.000 ± 0.141"]
     (claim,) = [claim for claim in all_claims([net(0.4, kind=False), net(0.4)], [trainings]) if "same epochs" in claim.text]
     assert claim.holds
-    assert claim.numbers == "ST 1.000 ± 0.141, PSA 1.000 ± 0.283, PSA posterior 0.600 ± 0.141"
+    assert claim.numbers == "ST 1.000 ± 0.141, PSA 1.000 ± 0.283, PSA auto 0.600 ± 0.141"
 
 
 def test_every_repeat_of_a_training_has_another_seed_and_every_revision_another_cell(tmp_path):
@@ -254,7 +255,7 @@ def test_tables_have_a_row_for_every_layer_and_training():
     assert len(wider.rows) == len(equal.rows) / 2 == len(several.rows) == 4
     assert ["PSA posterior", "1.50"] in [row[:2] for row in costs.rows]
     assert equal.rows[1][2] == f"{0.4 * 1.5**0.5:.2f}"
-    assert trained.rows[2] == ["a net, PSA posterior", "1.000", "0.400", "≥ 0.3", "0.400", "2.000"]
+    assert trained.rows[2] == ["a net, PSA auto", "1.000", "0.400", "≥ 0.3", "0.400", "2.000"]
     assert "in turns, with nothing else at work. In small" in costs.caption
     for sheet in (accuracy, wider, costs, equal, several, trained):
         assert {len(row) for row in sheet.rows} == {len(sheet.head)}
@@ -263,12 +264,12 @@ def test_tables_have_a_row_for_every_layer_and_training():
 def test_long_trainings_are_compared_network_by_network():
     methods = {
         label: {"epochs": [1, 50, 100], "runs": [{"expected": [0.7, 0.6, end]} for end in ends]}
-        for label, ends in {"PSA": (0.5, 0.52), "PSA posterior": (0.49, 0.51), "PSA mean": (0.48, 0.53)}.items()
+        for label, ends in {"PSA": (0.5, 0.52), "PSA auto": (0.49, 0.51), "PSA mean": (0.48, 0.53)}.items()
     }
     posterior, mean, sheet = long_trainings(methods)
     assert posterior.holds
-    assert "PSA 0.5100, PSA posterior 0.5000" in posterior.numbers
+    assert "PSA 0.5100, PSA auto 0.5000" in posterior.numbers
     # Lower on average, but not in both.
     assert not mean.holds
     assert sheet.head == ["option", "epoch 1", "epoch 1", "epoch 50", "end, network 1", "end, network 2"]
-    assert sheet.rows[1] == ["PSA posterior", "0.7000", "0.7000", "0.6000", "0.4900", "0.5100"]
+    assert sheet.rows[1] == ["PSA auto", "0.7000", "0.7000", "0.6000", "0.4900", "0.5100"]

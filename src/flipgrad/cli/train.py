@@ -132,6 +132,8 @@ def _run(config: TrainConfig, path: Path, *, overwrite: bool, resume: bool, minu
         binary = ", binary weights" if layers_with_binary_weights(net) else ""
         what = f"{len(data.train):,} images of {data.name} with {label}{binary}, {epochs}{many}"
         console.print(f"{'Going on with' if checkpoint else 'Training on'} {what}:")
+        if not config.validation:
+            console.print("Every epoch is measured on the test images, as --validation is 0: choose nothing by its numbers.")
         with working(console, patient=processes.size > 1) as work:
             evaluation = training.train(
                 config,

@@ -1,6 +1,8 @@
 // The functions of pre-activations and of weights in the separable flip product: entry points, and the split over threads.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <new>
 #include <vector>
 
@@ -21,6 +23,9 @@ constexpr int64_t kElements = 8192;
 
 // Numbers of which all or none are looked at for their moments, and such blocks in one task.
 constexpr int64_t kBlock = 256, kBlocks = 64;
+
+// Outputs, and inputs, of one task of nodes.
+constexpr int64_t kNodeRows = 32, kNodeInputs = 1024;
 
 struct Work {
   const FeatureProblem& problem;
@@ -85,8 +90,71 @@ void some_moments(void* context, int64_t task, int64_t) {
   }
 }
 
+struct NodeWork {
+  const NodeProblem& problem;
+  const float* weight;
+  // Of every output: the moments of its weights, and 1 over its node.
+  double* moments;
+  const float* inverse;
+  float *scaled, *per_input;
+  int64_t parts;
+};
+
+void some_node_moments(void* context, int64_t task, int64_t) {
+  const NodeWork& work = *static_cast<NodeWork*>(context);
+  const NodeProblem& p = work.problem;
+  const auto range = p.portable || !has_avx2() ? portable::moment_range : fastest::moment_range;
+  for (int64_t row = task * kNodeRows; row < std::min((task + 1) * kNodeRows, p.outputs); ++row) {
+    range(row * p.inputs, (row + 1) * p.inputs, work.weight, work.moments + 3 * row);
+  }
+}
+
+// Some of the inputs of one group, of all its outputs.
+void some_scaled(void* context, int64_t task, int64_t) {
+  const NodeWork& work = *static_cast<NodeWork*>(context);
+  const NodeProblem& p = work.problem;
+  const auto range = p.portable || !has_avx2() ? portable::scaled_range : fastest::scaled_range;
+  const int64_t group = task / work.parts, first = task % work.parts * kNodeInputs, outputs = p.outputs / p.groups;
+  const int64_t count = std::min(kNodeInputs, p.inputs - first);
+  float* sums = work.per_input + group * p.inputs + first;
+  std::fill(sums, sums + count, 0.0f);
+  for (int64_t row = group * outputs; row < (group + 1) * outputs; ++row) {
+    const int64_t at = row * p.inputs + first;
+    range(count, work.inverse[row], 1.0f / static_cast<float>(outputs), work.weight + at, work.scaled + at, sums);
+  }
+}
+
 }  // namespace
 }  // namespace flipgrad
+
+int flipgrad_nodes_f32(const NodeProblem* problem, const float* weight, float* node, float* scaled, float* per_input) {
+  using namespace flipgrad;
+  const NodeProblem& p = *problem;
+  constexpr double tiny = std::numeric_limits<float>::min();
+  try {
+    std::vector<double> moments(3 * p.outputs);
+    std::vector<float> inverse(p.outputs);
+    const int64_t parts = (p.inputs + kNodeInputs - 1) / kNodeInputs;
+    NodeWork work{p, weight, moments.data(), inverse.data(), scaled, per_input, parts};
+    run((p.outputs + kNodeRows - 1) / kNodeRows, p.threads, some_node_moments, &work);
+    double ratios = 0, squares = 0;
+    for (int64_t row = 0; row < p.outputs; ++row) {
+      ratios += moments[3 * row + 2] / std::max(moments[3 * row + 1] / p.inputs, tiny);
+      squares += moments[3 * row + 1];
+    }
+    const double kurtosis = ratios / std::max(squares, tiny);
+    for (int64_t row = 0; row < p.outputs; ++row) {
+      const double size = std::sqrt(kurtosis * moments[3 * row + 1] / p.inputs);
+      node[row] = static_cast<float>(size);
+      // An output without weights adds nothing.
+      inverse[row] = static_cast<float>(size > 0 ? 1 / size : 1.0);
+    }
+    run(p.groups * parts, p.threads, some_scaled, &work);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
 
 int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* difference, float* curvature) {
   using namespace flipgrad;

@@ -98,6 +98,14 @@ struct RankOneProblem {
   int64_t portable;
 };
 
+// The nodes of a log ratio by one product (flips/one_product.py) of weights [outputs, inputs]: one for every output; the weights
+// over these; and the mean of the squares of that over the outputs of every group, [groups, inputs].
+struct NodeProblem {
+  int64_t outputs, inputs, groups;
+  int64_t threads;
+  int64_t portable;
+};
+
 // All return 0, or 1 when memory ran out; the flip products also 2 when weights are too large for the kernels.
 int flipgrad_flip_f32(const FlipProblem* problem, const float* x, const float* a, const float* grad, const float* weight, float* u);
 int flipgrad_flip_f64(const FlipProblem* problem, const double* x, const double* a, const double* grad, const double* weight, double* u);
@@ -123,6 +131,11 @@ int flipgrad_product_f32(const ProductProblem* problem, const float* difference,
 // `given` is the gradient, and `sums` the other numbers; or the states, and then only `odd` and `spread` are written.
 int flipgrad_rank_one_f32(const RankOneProblem* problem, const float* a, const float* given, const float* sums, const float* steps,
                           float* odd, float* even, float* spread, float* rows);
+// Those of a log ratio where images have one place, [images, channels], in one group: the sums of O are [images]. Returns 2 where
+// a step is too large.
+int flipgrad_log_rows_f32(const RankOneProblem* problem, const float* a, const float* states, const float* steps, float* odd,
+                          float* spread);
+int flipgrad_nodes_f32(const NodeProblem* problem, const float* weight, float* node, float* scaled, float* per_input);
 
 // States +1 where a uniform number is below F(a / scale), F the sigmoid, else -1.
 int flipgrad_sample_logistic_f32(const SampleProblem* problem, const float* a, float* states);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <new>
+#include <vector>
 
 #include "flipgrad.h"
 #include "pool.h"
@@ -44,8 +45,55 @@ void some_channels(void* context, int64_t task, int64_t) {
   }
 }
 
+// Rows in one task of those with one place.
+constexpr int64_t kRows = 16;
+
+struct RowWork {
+  const RankOneProblem& problem;
+  const float *tables, *a, *states;
+  float *odd, *spread;
+  bool some, all_small;
+};
+
+void some_rows(void* context, int64_t task, int64_t) {
+  const RowWork& work = *static_cast<RowWork*>(context);
+  const RankOneProblem& p = work.problem;
+  const auto row = p.portable || !has_avx2() ? portable::log_row : fastest::log_row;
+  for (int64_t image = task * kRows; image < std::min((task + 1) * kRows, p.images); ++image) {
+    const int64_t at = image * p.channels;
+    work.spread[image] = row(p, work.tables, work.some, work.all_small, work.a + at, work.states + at, work.odd + at);
+  }
+}
+
 }  // namespace
 }  // namespace flipgrad
+
+int flipgrad_log_rows_f32(const RankOneProblem* problem, const float* a, const float* states, const float* steps, float* odd,
+                          float* spread) {
+  using namespace flipgrad;
+  const RankOneProblem& p = *problem;
+  try {
+    std::vector<float> tables(5 * p.channels);
+    bool some = false, all_small = true;
+    for (int64_t channel = 0; channel < p.channels; ++channel) {
+      const double step = steps[channel], s = std::fabs(step) / p.scale;
+      if (!(s <= kModerateStep)) return 2;
+      some |= s <= kSeriesStep;
+      all_small &= s <= kSeriesStep;
+      float* table = tables.data() + channel;
+      table[0] = static_cast<float>(s);
+      table[p.channels] = static_cast<float>(std::tanh(s / 2));
+      table[2 * p.channels] = static_cast<float>(std::exp(-s));
+      table[3 * p.channels] = static_cast<float>(std::pow(std::sinh(s / 2), 2));
+      table[4 * p.channels] = step < 0 ? -1.0f : 1.0f;
+    }
+    RowWork work{p, tables.data(), a, states, odd, spread, some, all_small};
+    run((p.images + kRows - 1) / kRows, p.threads, some_rows, &work);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
 
 int flipgrad_rank_one_f32(const RankOneProblem* problem, const float* a, const float* given, const float* sums, const float* steps,
                           float* odd, float* even, float* spread, float* rows) {

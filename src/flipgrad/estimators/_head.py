@@ -43,7 +43,7 @@ from flipgrad.steps import Apply, PoolStates, Sample
 HeadGradient = Literal["sampled", "enhanced", "rao-blackwell"]
 
 # Numbers held at once: flipped outputs of a linear head, flipped states of any other.
-NUMBERS_AT_ONCE = 2**20
+NUMBERS_AT_ONCE = 2**18
 
 
 def head_losses(

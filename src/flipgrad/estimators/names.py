@@ -23,7 +23,7 @@ WITH_NUMBER: dict[str, Callable[[str], float]] = {
 
 # How the weights' inputs and the heads of some estimators are averaged: the options of each way, and which is their default.
 VARIANTS = {
-    "auto": {"inputs": "auto", "head": "rao-blackwell"},
+    "auto": {"inputs": "auto", "head": "auto"},
     "sampled": {"inputs": "sampled", "head": "sampled"},
     "enhanced": {"inputs": "sampled", "head": "enhanced"},
     "mean": {"inputs": "mean", "head": "rao-blackwell"},

@@ -6,8 +6,7 @@ NeurIPS 2020, algorithm 1 and, for the enhanced head, appendix B.3.
 
 from typing import final
 
-from flipgrad.estimators._head import HeadGradient
-from flipgrad.estimators._sample_analytic import InputRule, SampleAnalytic
+from flipgrad.estimators._sample_analytic import HeadRule, InputRule, SampleAnalytic
 
 
 @final
@@ -45,18 +44,25 @@ class PSA(SampleAnalytic):
             many places). "posterior" takes the state's mean given the next layer's states, nearly as good in wide layers and
             a third of the cost; "mean" its mean given the layer before, which costs nothing and has the least variance, but
             so much bias that long trainings end at a higher loss. The two with a posterior need units that go to one layer
-            only; "auto" is "posterior" where :class:`flipgrad.Sequential` knows that they do, and "sampled" elsewhere, also in
-            graphs written by hand. Of binary weights, "posterior" with ``exact=True`` is the conditional expectation itself;
-            without, it is within 1 to 3 % of one draw's gradient.
+            only. "auto" is "posterior" in every layer where :class:`flipgrad.Sequential` knows that they do and where it pays:
+            where the share of the variance that averages take away, which is little once units are decided, is worth what they
+            add to the layer's time. That is told by shapes, weights and the units' probabilities, at every step anew
+            (:mod:`flipgrad.flips.averaging`; :func:`flipgrad.flips.explain` says what was chosen). Elsewhere it is "sampled",
+            also in graphs written by hand. In compiled graphs it takes the same choice, and the time of averages. Of binary
+            weights, "posterior" with ``exact=True`` is the conditional expectation itself; without, it is within 1 to 3 % of
+            one draw's gradient.
         head: the gradient in the head's own parameters. "sampled" is that of the sampled loss; "enhanced" averages it over
             flips of the last layer's units with the paper's weight 1/n; "rao-blackwell" averages that of each weight of a
             linear head over its own unit's two states (and is "sampled" for other heads, and for Bernoulli likelihoods). All
             have the same mean; the latter two have no larger variance than the first. The second needs the last binary layer
-            right before the head.
+            right before the head. "auto" is "rao-blackwell", but "sampled" for objectives of which that needs more than 2**15
+            outputs at flips (examples times units times outputs): it differentiates them all, which takes 60 times a step of ST
+            with 200 units and 784 outputs.
         flip_head: whether the loss is compared at every flip of the last layer's units. Behind a linear head that is a few
             products with its weight for cross-entropies and objectives that add up over the outputs, however many these are
-            (:mod:`flipgrad.flips.heads`). Another objective is evaluated at units times outputs numbers for each example, and
-            another head on all flipped states, as often as there are units. False linearises the head instead, as ST does, and
+            (:mod:`flipgrad.flips.heads`). Another objective is evaluated at units times outputs numbers for each example, some
+            at a time: 7 to 20 steps of ST with 200 units and 784 outputs. Another head is evaluated on all flipped states, as
+            often as there are units. False linearises the head instead, as ST does, and
             averages its own gradient only where that needs no such evaluation.
         tolerance: the relative error that is allowed in every layer's flip product; large layers then cost two or three
             ordinary products (:func:`flipgrad.flips.explain` tells). It is far below the noise of one draw.
@@ -76,7 +82,7 @@ class PSA(SampleAnalytic):
         self,
         *,
         inputs: InputRule = "auto",
-        head: HeadGradient = "rao-blackwell",
+        head: HeadRule = "auto",
         flip_head: bool = True,
         tolerance: float = 1e-3,
         exact: bool = False,

@@ -6,8 +6,7 @@ NeurIPS 2020, algorithm 2.
 
 from typing import final
 
-from flipgrad.estimators._head import HeadGradient
-from flipgrad.estimators._sample_analytic import InputRule, SampleAnalytic
+from flipgrad.estimators._sample_analytic import HeadRule, InputRule, SampleAnalytic
 
 
 @final
@@ -36,6 +35,6 @@ class ST(SampleAnalytic):
     flips = False
 
     def __init__(
-        self, *, inputs: InputRule = "sampled", head: HeadGradient = "sampled", tolerance: float = 1e-3, exact: bool = False
+        self, *, inputs: InputRule = "sampled", head: HeadRule = "sampled", tolerance: float = 1e-3, exact: bool = False
     ) -> None:
         super().__init__(inputs, head, False, tolerance, exact)

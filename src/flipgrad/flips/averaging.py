@@ -30,15 +30,21 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from flipgrad.flips import KINDS, RATIO_ERROR_FACTOR
-from flipgrad.flips.choice import PRODUCT, choose, choose_ratio
+from flipgrad.flips import KINDS
+from flipgrad.flips.choice import CALL, CALL_OF_ONE_PRODUCT, EXACT_RATIO_TIME, FUNCTION, LOG_FUNCTION, PRODUCT, TERM
 from flipgrad.flips.form import moments
+from flipgrad.flips.ordinary import NARROW_TIME, narrow_pays
 from flipgrad.flips.plan import Plan
 from flipgrad.guards import capturing, unwrapped, without_transforms
+from flipgrad.native import library
 from flipgrad.noise import Noise
 
+# In layers with fewer terms, to decide would take as long as what it may save.
+LEAST_TERMS = 2**18
+# The products that a flip product takes with the default tolerance, mostly.
+USUAL_RANK = 3
 # Units whose probabilities are looked at: of more, about as many evenly spaced ones.
-UNITS_READ = 2**12
+UNITS_READ = 2**10
 # Seconds, measured like those of :mod:`flipgrad.flips.choice`. Of a layer without averages, besides its products: a call, and
 # one activation (sampling, slopes). Of a posterior from the log ratio: a call, and one unit.
 LAYER_CALL, ACTIVATION = 4e-4, 1.2e-8
@@ -62,8 +68,13 @@ class Averaging(NamedTuple):
     added: float
 
     def __str__(self) -> str:
+        if self is ALWAYS:
+            return "inputs are averaged: the layer is too small for anything to be saved"
         choice = "averaged" if self.pays else "sampled"
         return f"inputs are {choice}: averages leave {self.left:.0%} of the variance for {self.added:.0%} more time"
+
+
+ALWAYS = Averaging(True, 0.0, 0.0)
 
 
 def weigh(left: float, added: float) -> Averaging:
@@ -72,7 +83,7 @@ def weigh(left: float, added: float) -> Averaging:
 
 
 def of_real_weights(
-    x: Tensor, a: Tensor, weight: Tensor, noise: Noise, log_odds: Tensor, tolerance: float, ratio_tolerance: float, *,
+    x: Tensor, a: Tensor, weight: Tensor, noise: Noise, log_odds: Tensor, tolerance: float, *,
     plan: Plan | None = None,
 ) -> Averaging | Tensor | None:  # fmt: skip
     """Decide for a layer with real weights.
@@ -82,8 +93,7 @@ def of_real_weights(
         a: pre-activations of ``x``, of which only the shape counts, as of ``x``.
         weight: as for :func:`flipgrad.flips.flip_product`, like ``noise``.
         log_odds: of the states ``x`` being +1, given what they were drawn from.
-        tolerance: of the flip product, 0 for exact.
-        ratio_tolerance: of the log ratio, likewise.
+        tolerance: of sums over flips, 0 for exact.
         plan: of the layer.
 
     Returns:
@@ -91,8 +101,8 @@ def of_real_weights(
         a graph, a tensor that will be True or False.
     """
     if capturing():
-        return _captured(x, a, weight, weight, noise, log_odds, tolerance, ratio_tolerance, binary=False)
-    return _outside(partial(_of_real_weights, noise, tolerance, ratio_tolerance, plan), x, a, weight, log_odds)
+        return _captured(x, a, weight, weight, noise, log_odds, tolerance, binary=False)
+    return _outside(partial(_of_real_weights, noise, tolerance, plan), x, a, weight, log_odds)
 
 
 def of_rank_one(
@@ -100,7 +110,7 @@ def of_rank_one(
 ) -> Averaging | Tensor | None:
     """The same for a layer with binary ``weight``, whose flips change pre-activations by twice the ``size`` [out]."""
     if capturing():
-        return _captured(x, a, weight, size, noise, log_odds, 0.0, 0.0, binary=True)
+        return _captured(x, a, weight, size, noise, log_odds, 0.0, binary=True)
     return _outside(partial(_of_rank_one, noise), x, a, weight, log_odds, size)
 
 
@@ -114,36 +124,45 @@ def _outside(decide: Callable[..., Averaging], x: Tensor, a: Tensor, weight: Ten
 
 
 def _of_real_weights(
-    noise: Noise, tolerance: float, ratio_tolerance: float, plan: Plan | None, x: Tensor, a: Tensor, weight: Tensor,
-    log_odds: Tensor,
-) -> Averaging:  # fmt: skip
-    plan = plan or Plan()
+    noise: Noise, tolerance: float, plan: Plan | None, x: Tensor, a: Tensor, weight: Tensor, log_odds: Tensor
+) -> Averaging:
     places = a.numel() // max(1, weight.shape[0])
-    second = plan.moments(weight)[1] if weight.numel() else 0.0
-    left = share_left(log_odds, second, places, weight, x, noise)
-    # Not that of the pre-activations themselves, which depend on the states.
-    rms = math.sqrt(second * weight[:1].numel())
-    flips = choose(weight, noise, places, tolerance, a=rms, plan=plan)
-    error = RATIO_ERROR_FACTOR * ratio_tolerance
-    ratio = choose_ratio(weight, noise, places, ratio_tolerance, error=error, a=rms, plan=plan)
-    return weigh(left, relative_time(flips.seconds[flips.kernel], ratio.seconds[ratio.kernel], places, weight, x))
+    if places * weight.numel() < LEAST_TERMS:
+        return ALWAYS
+    left = share_left(log_odds, (plan or Plan()).moments(weight)[1], places, weight, x, noise)
+    return weigh(left, relative_time(*_seconds(places, weight, noise, tolerance), places, weight, x))
 
 
 def _of_rank_one(noise: Noise, x: Tensor, a: Tensor, weight: Tensor, log_odds: Tensor, size: Tensor) -> Averaging:
     places = a.numel() // max(1, weight.shape[0])
-    second = moments(size.reshape(-1))[1] if size.numel() else 0.0
-    left = share_left(log_odds, second, places, weight, x, noise)
+    if places * weight.numel() < LEAST_TERMS:
+        return ALWAYS
+    left = share_left(log_odds, moments(size.reshape(-1))[1], places, weight, x, noise)
     product = places * weight.numel() * PRODUCT
     return weigh(left, relative_time(product, product, places, weight, x))
 
 
+def _seconds(places: int, weight: Tensor, noise: Noise, tolerance: float) -> tuple[float, float]:
+    """About what a flip product and a log ratio take, by shapes alone: a separable form of rank 3, and one product."""
+    terms, outputs = places * weight.numel(), places * weight.shape[0]
+    kernel = "native" if noise.compiled and library.available() else "vectorized"
+    flips = CALL[kernel] + terms * TERM[kernel]
+    ratio = EXACT_RATIO_TIME * flips
+    if tolerance:
+        flips = min(flips, CALL["separable"] + USUAL_RANK * (terms * PRODUCT + outputs * FUNCTION[noise.closed_form]))
+        narrow = NARROW_TIME if narrow_pays(places, weight) else 1.0
+        product = terms * PRODUCT * narrow + outputs * LOG_FUNCTION[noise.closed_form]
+        ratio = min(ratio, CALL_OF_ONE_PRODUCT[weight.dim() > 2] + product)
+    return flips, ratio
+
+
 def _captured(
-    x: Tensor, a: Tensor, weight: Tensor, size: Tensor, noise: Noise, log_odds: Tensor, *tolerances: float, binary: bool
+    x: Tensor, a: Tensor, weight: Tensor, size: Tensor, noise: Noise, log_odds: Tensor, tolerance: float, *, binary: bool
 ) -> Tensor | None:
     """The decision by an operator, which a noise of the user has none for."""
     if type(noise) is not KINDS.get(type(noise).__name__):
         return None
-    given = type(noise).__name__, noise.scale, *tolerances, binary
+    given = type(noise).__name__, noise.scale, tolerance, binary
     result: Tensor = torch.ops.flipgrad.averaging_pays(x, a, weight, size, log_odds, *given)
     return result
 
@@ -152,12 +171,12 @@ def _register() -> None:
     """Make an operator of torch of the decision, for graphs that are captured."""
 
     def implementation(x: Tensor, a: Tensor, weight: Tensor, size: Tensor, log_odds: Tensor, *given: Any) -> Tensor:
-        kind, scale, tolerance, ratio_tolerance, binary = given
+        kind, scale, tolerance, binary = given
         noise = KINDS[kind](scale)
         if binary:
             decision = _of_rank_one(noise, x, a, weight, log_odds, size)
         else:
-            decision = _of_real_weights(noise, tolerance, ratio_tolerance, None, x, a, weight, log_odds)
+            decision = _of_real_weights(noise, tolerance, None, x, a, weight, log_odds)
         return torch.tensor(decision.pays, device=x.device)
 
     def fake(x: Tensor, *others: Any) -> Tensor:
@@ -170,7 +189,7 @@ def _register() -> None:
         return pays.to(arguments[0].device), None
 
     tensors = ", ".join(f"Tensor {name}" for name in ("x", "a", "weight", "size", "log_odds"))
-    given = "str noise, float scale, float tolerance, float ratio_tolerance, bool binary"
+    given = "str noise, float scale, float tolerance, bool binary"
     name = "flipgrad::averaging_pays"
     torch.library.define(name, f"({tensors}, {given}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
     torch.library.impl(name, "default", implementation)

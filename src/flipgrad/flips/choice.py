@@ -25,6 +25,8 @@ CALL = {"separable": 1.2e-4, "native": 5e-5, "triton": 3e-4, "vectorized": 1e-4}
 #   of a term in each exact kernel, and where weights are above 2 scales in the native one;
 TERM = {"native": 1e-10, "triton": 2e-10, "vectorized": 3e-9}
 LARGE_TERM, LARGE = 1.9e-10, 2.0
+#   that must be at stake before the weights are looked at for that;
+LOOK = 5e-4
 #   of a term in an ordinary product, of which the separable kernel takes as many as its rank;
 PRODUCT = 2.2e-11
 #   of one function of one pre-activation: where the noise has a closed form, and by the cdf.
@@ -32,7 +34,7 @@ FUNCTION = {True: 6e-10, False: 6e-9}
 # Of a log ratio, likewise; a call for one product, of a fully connected layer and of a convolution (True); and the time of an
 # exact kernel relative to that of a flip product.
 LOG_FUNCTION = {True: 1.5e-9, False: 1.2e-8}
-CALL_OF_ONE_PRODUCT = {False: 1.5e-4, True: 5e-4}
+CALL_OF_ONE_PRODUCT = {False: 1e-4, True: 4e-4}
 EXACT_RATIO_TIME = 1.4
 # On a GPU, a call of the separable kernel, and the time of arithmetic relative to the processor's. They and the numbers of
 # triton are guesses, not measured.
@@ -70,7 +72,7 @@ class Choice:
 
 
 def choose(
-    weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor | float | None = None, plan: Plan | None = None
+    weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor | None = None, plan: Plan | None = None
 ) -> Choice:
     """Decide for a layer.
 
@@ -79,12 +81,12 @@ def choose(
         noise: the layer's noise.
         places: output positions, those of all examples together.
         tolerance: the relative L2 error that is allowed; 0 asks for an exact kernel.
-        a: the pre-activations, or their root mean square, which decides how accurate a separable form is.
+        a: the pre-activations, whose root mean square decides how accurate a separable form is.
         plan: what is known of these tensors already.
     """
     _check_tolerance(tolerance)
     terms, activations = places * weight.numel(), places * weight.shape[0]
-    seconds, exact, why = _exact(weight, noise, terms)
+    seconds, exact, why = _exact(weight, noise, terms, plan)
     if tolerance == 0:
         return Choice(exact, None, seconds, f"exact was asked for; {why}")
     # The least that the separable kernel takes: one product.
@@ -110,13 +112,13 @@ def choose(
 
 
 def choose_ratio(
-    weight: Tensor, noise: Noise, places: int, tolerance: float, *, error: float, a: Tensor | float, plan: Plan | None = None
+    weight: Tensor, noise: Noise, places: int, tolerance: float, *, error: float, a: Tensor, plan: Plan | None = None
 ) -> Choice:
     """Decide for a log ratio, whose relative error may be ``error``: one product where that will do, else as :func:`choose`."""
     _check_tolerance(tolerance)
     terms = places * weight.numel()
     if tolerance != 0:
-        seconds, exact, why = _exact(weight, noise, terms)
+        seconds, exact, why = _exact(weight, noise, terms, plan)
         product = PRODUCT * (NARROW_TIME if narrow_pays(places, weight) else 1.0)
         work = terms * product + places * weight.shape[0] * LOG_FUNCTION[noise.closed_form]
         seconds = {name: EXACT_RATIO_TIME * time for name, time in seconds.items()}
@@ -141,10 +143,10 @@ def choose_per_weight(
     return Choice("separable" if usable else "vectorized", form, {}, "")
 
 
-def _form(weight: Tensor, noise: Noise, tolerance: float, a: Tensor | float | None, plan: Plan | None) -> Form:
+def _form(weight: Tensor, noise: Noise, tolerance: float, a: Tensor | None, plan: Plan | None) -> Form:
     """The form for a layer, of what is known of its tensors or is read from them."""
     plan = plan or Plan()
-    rms = plan.root_mean_square(a) if isinstance(a, Tensor) else math.inf if a is None else a
+    rms = math.inf if a is None else plan.root_mean_square(a)
     return find_form(weight, noise, tolerance, activation_rms=rms, known=plan.moments(weight) if weight.numel() else None)
 
 
@@ -177,7 +179,7 @@ def explain(layer: Layer, *, places: int = 2**14, tolerance: float = 1e-3) -> st
     return f"{choice.kernel}: {choice.reason} (estimated: {times}){inputs}"
 
 
-def _exact(weight: Tensor, noise: Noise, terms: int) -> tuple[dict[str, float], Kernel, str]:
+def _exact(weight: Tensor, noise: Noise, terms: int, plan: Plan | None) -> tuple[dict[str, float], Kernel, str]:
     """The times of the exact kernels, the best of them, and why it is."""
     seconds = {"vectorized": CALL["vectorized"] + _relative_time(weight) * terms * TERM["vectorized"]}
     if not noise.compiled:
@@ -193,9 +195,17 @@ def _exact(weight: Tensor, noise: Noise, terms: int) -> tuple[dict[str, float], 
         _warn_once()
         return seconds, "vectorized", f"the compiled kernel is missing ({library.reason()})"
     # Looking at the weights is worth it only where much is at stake.
-    large = terms * LARGE_TERM > CALL["separable"] and compiled.largest(weight.detach()) > LARGE * noise.scale
+    large = terms * LARGE_TERM > LOOK and _largest(weight, plan) > LARGE * noise.scale
     seconds["native"] = CALL["native"] + terms * (LARGE_TERM if large else TERM["native"])
     return seconds, "native", "the compiled kernel is the fastest exact one"
+
+
+def _largest(weight: Tensor, plan: Plan | None) -> float:
+    """The largest absolute value of the weights; infinite where one is NaN."""
+    if plan is None:
+        return compiled.largest(weight.detach())
+    largest = math.sqrt(plan.moments(weight)[0])
+    return math.inf if math.isnan(largest) else largest
 
 
 @lru_cache(maxsize=1)

@@ -38,6 +38,8 @@ from torch import Tensor
 from flipgrad.flips import rank_one
 from flipgrad.flips.form import MARGIN, difference_and_curvature, moments
 from flipgrad.flips.ordinary import NARROW_ERROR, Geometry, by_examples, input_gradient, narrow_input_gradient
+from flipgrad.guards import cannot_look
+from flipgrad.native import library
 from flipgrad.noise import Noise
 
 # The error is computed for steps that are told apart to a quarter octave, and is the largest for these standard deviations of
@@ -51,6 +53,27 @@ SMALLEST, LARGEST = 2.0**-10, 8.0
 def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None) -> Tensor:
     """:func:`flipgrad.flips.log_ratio`, to the relative error that :func:`error` gives."""
     groups = 1 if geometry is None else geometry.groups
+    node, scaled, per_input = _nodes(weight, groups)
+
+    def examples(x: Tensor, a: Tensor, states: Tensor) -> Tensor:
+        parts = rank_one.log_changes(a, states, 2 * node, noise, groups)
+        odd = narrow_input_gradient(parts.odd, scaled, x, geometry)
+        return torch.addcmul(odd, _spread(parts.spread, per_input, weight, x, geometry), x, out=odd).mul_(x)
+
+    return by_examples(examples, x, a, states)
+
+
+def _nodes(weight: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The node of every output channel, [out]; the weight over it; and the mean of the squares of that in every group.
+
+    The last one is a mean over the output channels, [groups, inputs, places of the kernel].
+    """
+    if library.takes(weight) and not cannot_look() and weight.numel():
+        node, scaled = weight.new_empty(len(weight)), torch.empty_like(weight)
+        per_input = weight.new_empty(groups, weight.shape[1], weight[0, 0].numel())
+        sizes = {"outputs": len(weight), "inputs": weight[0].numel(), "groups": groups}
+        library.call("nodes", torch.float32, weight, node, scaled, per_input, **sizes)
+        return node, scaled, per_input
     square = weight.square().flatten(1)
     tiny = torch.finfo(square.dtype).tiny
     size = square.mean(1)
@@ -63,13 +86,7 @@ def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise
     outputs = weight.shape[0] // groups
     per_input = torch.bmm(inverse.square().view(groups, 1, -1), square.unflatten(0, (groups, -1)))
     per_input = per_input.view(groups, weight.shape[1], -1) / outputs
-
-    def examples(x: Tensor, a: Tensor, states: Tensor) -> Tensor:
-        parts = rank_one.log_changes(a, states, 2 * node, noise, groups)
-        odd = narrow_input_gradient(parts.odd, scaled, x, geometry)
-        return torch.addcmul(odd, _spread(parts.spread, per_input, weight, x, geometry), x, out=odd).mul_(x)
-
-    return by_examples(examples, x, a, states)
+    return node, scaled, per_input
 
 
 def _spread(total: Tensor, per_input: Tensor, weight: Tensor, x: Tensor, geometry: Geometry | None) -> Tensor:

@@ -68,6 +68,9 @@ def log_changes(a: Tensor, states: Tensor, step: Tensor, noise: Noise, groups: i
     if a.dim() == 4 and noise.compiled and not cannot_look() and library.takes(a, states, step):
         return _compiled(a, states, None, step, noise, groups)
     if a.dim() == 2 and noise.compiled and not cannot_look() and library.takes(step) and library.usable(a, states):
+        parts = _compiled_rows(a, states, step, noise) if groups == 1 and library.takes(a, states) else None
+        if parts is not None:
+            return parts
         # The examples are the places of one image: they lie next to each other.
         rows, given = (t.t().contiguous()[None, :, :, None] for t in (a, states))
         if library.takes(rows, given):
@@ -92,6 +95,14 @@ def _compiled(
         return Changes(odd, spread)
     _, slopes, scaled = rows.sum(0).unbind(-1)
     return Changes(odd, spread, even if keep_even else None, rows[..., 0], slopes, scaled)
+
+
+def _compiled_rows(a: Tensor, states: Tensor, step: Tensor, noise: Noise) -> Changes | None:
+    """Those of a log ratio of logistic noise for pre-activations [B, out]; None where a step is too large."""
+    odd, spread = torch.empty_like(a), a.new_empty(len(a), 1)
+    sizes = {"images": len(a), "channels": a.shape[1], "groups": 1, "block": 1, "of_logs": True, "keep_even": False}
+    status = library.call("log_rows", torch.float32, a, states, step, odd, spread, scale=noise.scale, **sizes)
+    return None if status else Changes(odd, spread)
 
 
 def _over_places(step: Tensor, a: Tensor) -> Tensor:

@@ -31,6 +31,8 @@ _FIELDS = {
     "weights": "count functions odd_powers terms coefficients limit threads portable",
     "product": "batch inputs outputs differences curvatures terms coefficients limit threads portable",
     "rank_one": "images channels groups block of_logs keep_even scale threads portable",
+    "log_rows": "images channels groups block of_logs keep_even scale threads portable",
+    "nodes": "outputs inputs groups threads portable",
     "moments": "count every threads portable",
 }
 # Their types, if not int64_t.

@@ -108,6 +108,7 @@ def page(run: RunFiles) -> str:
         where=where,
         scores=scores,
         plots=plots,
+        measured_on=run.epochs[-1].split if run.epochs else None,
         columns=columns,
         measures=measures(columns.values()),
         groups=groups.items(),

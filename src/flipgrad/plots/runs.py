@@ -41,6 +41,8 @@ class Epoch(Scores):
     """One line of the metrics: the scores after an epoch, and how it went."""
 
     epoch: int
+    # The examples of the scores: validation or, if none were held out, test.
+    split: str | None = None
     # What the method minimised, averaged over the epoch.
     objective: float | None = None
     lr: float | None = None

@@ -7,7 +7,7 @@ draws of PSA. That mean is PSA's own expectation. It is the exact gradient in th
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from flipgrad.gradeval.evaluate import accuracy_of_draws, mean_of_draws
 from flipgrad.machine import fastest, threads
 from flipgrad.network import BinaryNetwork
 from flipgrad.objectives import CrossEntropy, Objective
+from flipgrad.plots.learning import Training
 from flipgrad.plots.options import KEYS, PAPER, Grid, Net, Trained
 from flipgrad.reproduce._cells import Cell, Place, read_result
 from flipgrad.reproduce._workshop import ToyNet, Workshop
@@ -33,16 +34,16 @@ from flipgrad.reproduce.learning import RUN, TrainingPlan, prepared, trainings
 from flipgrad.sampling import states as sampled_states
 from flipgrad.training import TrainConfig, make_net, read_weights
 
-# The paper's own first: psa:sampled is PSA, st is ST, psa:enhanced the head of its appendix.
+# The paper's own first: psa:sampled is PSA, st is ST, psa:enhanced the head of its appendix. psa:auto is the default.
 OPTIONS = (
-    *("psa:sampled", "psa:enhanced", "psa:posterior", "psa:rao-blackwell", "psa:mean"),
+    *("psa:sampled", "psa:enhanced", "psa:auto", "psa:posterior", "psa:rao-blackwell", "psa:mean"),
     *("st:sampled", "st:posterior", "st:rao-blackwell", "st:mean"),
 )
 # How a gradient is made of several draws, by what tables call it: the option, and how.
 WAYS = {
-    "PSA posterior, 2 draws": ("psa:posterior", "independent"),
-    "PSA posterior, Z and −Z": ("psa:posterior", "antithetic"),
-    "PSA posterior, Z and −Z of the upper half": ("psa:posterior", "upper"),
+    "PSA auto, 2 draws": ("psa:auto", "independent"),
+    "PSA auto, Z and −Z": ("psa:auto", "antithetic"),
+    "PSA auto, Z and −Z of the upper half": ("psa:auto", "upper"),
     "PSA mean, 2 draws": ("psa:mean", "independent"),
     "PSA mean, Z and −Z": ("psa:mean", "antithetic"),
     "PSA mean, 4 of the last layer": ("psa:mean", "last 4"),
@@ -55,8 +56,8 @@ REVISIONS = dict.fromkeys(("psa:posterior", "psa:rao-blackwell", "st:posterior",
 LABELS = [for_training(option, 1)[0] for option in OPTIONS]
 
 # The options that are trained with, over a grid of learning rates: which rates they bear, and how far they come.
-METHODS = ("st:sampled", "st:mean", "psa:sampled", "psa:posterior", "psa:mean")
-FEWER = ("st:sampled", "psa:sampled", "psa:posterior", "psa:mean")
+METHODS = ("st:sampled", "st:mean", "psa:sampled", "psa:auto", "psa:mean")
+FEWER = ("st:sampled", "psa:sampled", "psa:auto", "psa:mean")
 
 # Small networks beside 5-5-5, but at the smoke scale: a wider one, and those of other depths.
 OTHER_NETS = ((10, 10, 10), *((5,) * depth for depth in (2, 4, 5, 6, 7)))
@@ -85,7 +86,6 @@ QUIET, ALONE = 0.5, 1.5
 SCALES = {"smoke": (8, 1), "small": (64, 6), "paper": (64, 10)}
 # The factor on repeats in small networks, which take no time.
 MORE_REPEATS = 10
-SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 
 # The time of a gradient over that of PSA, by network and option.
 Costs = dict[str, dict[str, float]]
@@ -111,6 +111,23 @@ class Setting:
         again = f"-seed-{shop.seed + repeat}" if repeat else ""
         name = f"beyond-{self.key}-{revised(method)}-{rate:g}{again}"
         return self.plan.cell(shop, name, method, self.augment, rate, seed=shop.seed + repeat)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """In which of the :data:`STATES` its network is timed and, if it is looked at, measured."""
+        return tuple(STATES) if self.looked_at is not None else ("start",)
+
+    def subject(self, shop: Workshop, state: str) -> Cell:
+        """The training whose network is looked at in a ``state``; its settings say which, its inputs where it is."""
+        training = self.cell(shop, MEASURED, self.looked_at or self.rates[0])
+        settings = {**training.settings, "trained": state == "trained"}
+        return replace(
+            training, settings=settings, inputs={**training.inputs, RUN: str(training.folder(shop.folder / shop.CELLS) / RUN)}
+        )
+
+
+# A training: the setting, its method, rate and repeat, and what was found.
+TrainedCell = tuple[tuple[Setting, tuple[str, float, int]], Training]
 
 
 def revised(option: str) -> str:
@@ -215,7 +232,8 @@ def measure_small(shop: Workshop, costs: Costs) -> list[Net]:
         layers = [entry["name"] for entry in entries[PAPER]["layers"]]
         state = f"epoch {net.epoch:,}"
         title = f"{net.shape if len(net.widths) <= 3 else f'{len(net.widths)} × {net.widths[0]}'},\n{state}"
-        found.append(Net(f"{net.shape}, {state}", title, False, "the exact gradient", layers, options, {}, costs[net.shape]))
+        name = f"{net.shape}, {state}"
+        found.append(Net(name, title, False, "the exact gradient", layers, options, {}, costs[name]))
     return found
 
 
@@ -244,7 +262,7 @@ def measure_wide(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> l
                 [layer["name"] for layer in layers],
                 {label: numbers[label] for label in LABELS},
                 {label: numbers[label] for label in WAYS},
-                costs[setting.key],
+                costs[f"{setting.title}, {STATES[state]}"],
             )
         )
     return nets
@@ -254,10 +272,9 @@ def _cells(shop: Workshop, setting: Setting, state: str, ways: Mapping[str, tupl
     """The cell of the reference in one network, and the cells of all options and ways, which need it."""
     root, prefix = shop.folder / shop.CELLS, f"beyond-{setting.key}-{state}"
     points, draws, option_draws = EFFORTS[shop.scale_name][setting.key.partition("-")[0]]
-    training = setting.cell(shop, MEASURED, setting.looked_at or 0.0)
-    settings = {**training.settings, "trained": state == "trained", "points": points, "draws": draws}
-    inputs = {**training.inputs, RUN: str(training.folder(root) / RUN)}
-    reference = Cell(f"{prefix}-reference", reference_cell, settings, draws, inputs)
+    subject = setting.subject(shop, state)
+    settings = {**subject.settings, "points": points, "draws": draws}
+    reference = Cell(f"{prefix}-reference", reference_cell, settings, draws, subject.inputs)
     given = {REFERENCE: str(reference.folder(root))}
     cells = {}
     for label, (option, way) in ways.items():
@@ -273,12 +290,7 @@ def reference_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     Returns:
         The ``layers``: the reference's length in each, and its own standard error relative to that.
     """
-    config, data = prepared(settings, place)
-    net = make_net(config, data)
-    if settings["trained"]:
-        net.load_state_dict(read_weights(Path(place.inputs[RUN]))[0])
-    else:
-        net.initialize(data.train.x[:INITIAL], generator=torch.Generator().manual_seed(config.seed))
+    config, data, net = _subject(settings, place)
     x, y = (part[: settings["points"]].clone() for part in (data.train.x, data.train.y))
     problem, count = Problem(net, x, CrossEntropy(y)), settings["draws"]
     label, estimator = for_training(MEASURED, 1)
@@ -288,6 +300,17 @@ def reference_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
     stored = {**weights, "gradient": reference.gradient, "known": known, "x": x, "y": y}
     files.write(place.folder / PROBLEM, tensor_files.tensors_to_bytes(PROBLEM_FORMAT, stored))
     return {"layers": [asdict(layer) for layer in reference.layers]}
+
+
+def _subject(settings: Mapping[str, Any], place: Place) -> tuple[TrainConfig, DataSet, BinaryNetwork]:
+    """A wide network as it is looked at, before or after its training, and what it learns from."""
+    config, data = prepared(settings, place)
+    net = make_net(config, data)
+    if settings["trained"]:
+        net.load_state_dict(read_weights(Path(place.inputs[RUN]))[0])
+    else:
+        net.initialize(data.train.x[:INITIAL], generator=torch.Generator().manual_seed(config.seed))
+    return config, data, net
 
 
 def option_cell(settings: Mapping[str, Any], place: Place) -> dict[str, Any]:
@@ -333,7 +356,8 @@ def _draws(
 def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> tuple[Costs, str]:
     """The time of a gradient over that of PSA, by network and option, and in words what else the machine did meanwhile.
 
-    It runs alone and on one thread, as the trainings do. Times are found again where they were measured before; those of other
+    What the default averages depends on the network, so that each is timed as it is looked at; trainings come first. It runs
+    alone and on one thread, as they do. Times are found again where they were measured before; those of other
     :data:`REVISIONS`, or taken beside other work on a machine that is quiet now, are taken again.
     """
     path = shop.stored(COSTS)
@@ -366,17 +390,15 @@ def _take_times(shop: Workshop, settings: Sequence[Setting]) -> dict[str, Any]:
     options = dict(for_training(option, 1) for option in OPTIONS)
     seconds: dict[str, dict[str, float]] = {}
     for net in small_nets(shop):
-        if net.shape not in seconds:
-            seconds[net.shape] = _time(shop, net.shape, shop.network(net), shop.data.x, shop.data.y, options, several)
-    generator = torch.Generator().manual_seed(shop.seed)
-    for setting in settings:
-        x = torch.randn(batch, *SHAPES[setting.plan.data], generator=generator)
-        y = torch.randint(10, (batch,), generator=generator)
-        config = setting.cell(shop, MEASURED, setting.rates[0]).settings["config"]
-        network = _network(config, x, y).initialize(x, generator=generator)
+        name = f"{net.shape}, epoch {net.epoch:,}"
+        seconds[name] = _time(shop, name, shop.network(net), shop.data.x, shop.data.y, options, several)
+    for setting, state in [(each, state) for each in settings for state in each.states]:
+        cell = setting.subject(shop, state)
+        _, data, network = _subject(cell.settings, Place(shop.folder, cell.inputs, lambda: False, lambda share: None))
         ways = {label: of_draws(*way, len(network.binary_layers)) for label, way in WAYS.items()}
         count = repeats if setting.plan.model == "cifar" else several
-        seconds[setting.key] = _time(shop, setting.key, network, x, y, {**options, **ways}, count)
+        name, x, y = f"{setting.title}, {STATES[state]}", data.train.x[:batch], data.train.y[:batch]
+        seconds[name] = _time(shop, name, network, x, y, {**options, **ways}, count)
     facts = {"seconds": seconds, "batch": batch, "repeats": repeats, "timed": _timed(), "load": machine.load()}
     shop.store(COSTS, facts)
     return facts
@@ -397,17 +419,21 @@ def _time(
         return fastest(works, repeats=repeats, clock=time.process_time, done=done)
 
 
-def train(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> list[Grid]:
+def train(shop: Workshop, settings: Sequence[Setting]) -> list[TrainedCell]:
     """All trainings of all settings; all of the first seed come before any of the second."""
     repeats = range(SEEDS[shop.scale_name])
     wanted = [
-        (setting, method, rate, repeat)
+        (setting, (method, rate, repeat))
         for repeat in repeats
         for setting in settings
         for method in setting.methods
         for rate in setting.rates
     ]
-    found = trainings(shop, "beyond", [setting.cell(shop, method, rate, repeat) for setting, method, rate, repeat in wanted])
+    return list(zip(wanted, trainings(shop, "beyond", [setting.cell(shop, *which) for setting, which in wanted]), strict=True))
+
+
+def grids_of(shop: Workshop, settings: Sequence[Setting], found: Sequence[TrainedCell], costs: Costs) -> list[Grid]:
+    """What was ``found`` in :func:`train`, by setting, with the ``costs`` of gradients at the start."""
     grids = []
     for setting in settings:
         plan = setting.plan
@@ -415,9 +441,9 @@ def train(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> list[Gri
         words = f"{images} images, {plan.epochs} epoch{'s' * (plan.epochs > 1)}, {plan.noise} noise"
         runs = [
             Trained(run.method, rate, run.curve("train_loss").tolist(), run.diverged, shop.seed + repeat)
-            for (of, _, rate, repeat), run in zip(wanted, found, strict=True)
+            for (of, (_, rate, repeat)), run in found
             if of is setting
         ]
-        cost = {run.method: costs[setting.key][run.method] for run in runs}
+        cost = {run.method: costs[f"{setting.title}, {STATES['start']}"][run.method] for run in runs}
         grids.append(Grid(setting.title, words, list(setting.rates), plan.epochs, runs, cost))
     return grids
