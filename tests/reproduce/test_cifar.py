@@ -157,7 +157,7 @@ def result(folder: Path, name: str) -> dict:
 
 
 def test_what_is_finished_can_be_looked_at_and_kept_and_gone_on_with(tmp_path, quick, monkeypatch):
-    render_roughly(monkeypatch)
+    monkeypatch.setattr("flipgrad.plots.cifar", lambda *_: [])
     experiment, out, kept = EXPERIMENTS["cifar"], tmp_path / "out", tmp_path / "kept"
     with pytest.raises(fg.InputError, match=r"no training of cifar is finished in .*; leave out --finished to train"):
         experiment.reproduce(Workshop(out, "smoke", 0, silent, finished=True))

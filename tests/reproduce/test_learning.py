@@ -250,6 +250,9 @@ def test_what_is_kept_is_small_and_leaves_the_rest(tmp_path):
     # What was kept can be kept again, also where it is.
     keep(target, target)
     assert (target / "cifar.png").read_bytes() == picture
+    (source / "cifar.png").write_bytes(b"nothing")
+    with pytest.raises(fg.InputError, match=r"cifar.png' is no picture .*; delete it, it is made again"):
+        keep(source, target)
 
 
 def test_an_interrupted_experiment_counts_all_its_time(tmp_path):

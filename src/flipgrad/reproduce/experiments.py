@@ -18,7 +18,7 @@ from flipgrad.machine import cores, fastest, threads
 from flipgrad.plots.report import duration, template
 from flipgrad.plots.style import with_palette
 from flipgrad.reproduce import accuracy, beyond, cifar, learning, timing, toy, vae, weights
-from flipgrad.reproduce._cells import RESULT, folder_name, read_result
+from flipgrad.reproduce._cells import AGAIN, RESULT, folder_name, read_result
 from flipgrad.reproduce._workshop import MEDIUM, VERDICTS, Experiment, Sheet, Workshop, as_text
 from flipgrad.training.models import cifar_net
 
@@ -90,7 +90,11 @@ def _keep_figure(source: Path, target: Path, figure: str) -> None:
     """A figure and what it was drawn from, as far as they are there."""
     picture, measured = f"{figure}.png", f"measured/{figure}.json"
     if (source / picture).is_file():
-        files.write(target / picture, with_palette((source / picture).read_bytes()))
+        try:
+            small = with_palette((source / picture).read_bytes())
+        except OSError as error:
+            raise InputError(f"'{source / picture}' is no picture ({error}); {AGAIN}") from None
+        files.write(target / picture, small)
     if (source / measured).is_file():
         files.write_json(target / measured, rounded(read_result(source / measured)), indent=None)
 
