@@ -25,6 +25,8 @@ CALL = {"separable": 1.2e-4, "native": 5e-5, "triton": 3e-4, "vectorized": 1e-4}
 #   of a term in each exact kernel, and where weights are above 2 scales in the native one;
 TERM = {"native": 1e-10, "triton": 2e-10, "vectorized": 3e-9}
 LARGE_TERM, LARGE = 1.9e-10, 2.0
+#   that must be at stake before the weights are looked at for that;
+LOOK = 5e-4
 #   of a term in an ordinary product, of which the separable kernel takes as many as its rank;
 PRODUCT = 2.2e-11
 #   of one function of one pre-activation: where the noise has a closed form, and by the cdf.
@@ -84,7 +86,7 @@ def choose(
     """
     _check_tolerance(tolerance)
     terms, activations = places * weight.numel(), places * weight.shape[0]
-    seconds, exact, why = _exact(weight, noise, terms)
+    seconds, exact, why = _exact(weight, noise, terms, plan)
     if tolerance == 0:
         return Choice(exact, None, seconds, f"exact was asked for; {why}")
     # The least that the separable kernel takes: one product.
@@ -116,7 +118,7 @@ def choose_ratio(
     _check_tolerance(tolerance)
     terms = places * weight.numel()
     if tolerance != 0:
-        seconds, exact, why = _exact(weight, noise, terms)
+        seconds, exact, why = _exact(weight, noise, terms, plan)
         product = PRODUCT * (NARROW_TIME if narrow_pays(places, weight) else 1.0)
         work = terms * product + places * weight.shape[0] * LOG_FUNCTION[noise.closed_form]
         seconds = {name: EXACT_RATIO_TIME * time for name, time in seconds.items()}
@@ -177,7 +179,7 @@ def explain(layer: Layer, *, places: int = 2**14, tolerance: float = 1e-3) -> st
     return f"{choice.kernel}: {choice.reason} (estimated: {times}){inputs}"
 
 
-def _exact(weight: Tensor, noise: Noise, terms: int) -> tuple[dict[str, float], Kernel, str]:
+def _exact(weight: Tensor, noise: Noise, terms: int, plan: Plan | None) -> tuple[dict[str, float], Kernel, str]:
     """The times of the exact kernels, the best of them, and why it is."""
     seconds = {"vectorized": CALL["vectorized"] + _relative_time(weight) * terms * TERM["vectorized"]}
     if not noise.compiled:
@@ -193,9 +195,17 @@ def _exact(weight: Tensor, noise: Noise, terms: int) -> tuple[dict[str, float], 
         _warn_once()
         return seconds, "vectorized", f"the compiled kernel is missing ({library.reason()})"
     # Looking at the weights is worth it only where much is at stake.
-    large = terms * LARGE_TERM > CALL["separable"] and compiled.largest(weight.detach()) > LARGE * noise.scale
+    large = terms * LARGE_TERM > LOOK and _largest(weight, plan) > LARGE * noise.scale
     seconds["native"] = CALL["native"] + terms * (LARGE_TERM if large else TERM["native"])
     return seconds, "native", "the compiled kernel is the fastest exact one"
+
+
+def _largest(weight: Tensor, plan: Plan | None) -> float:
+    """The largest absolute value of the weights; infinite where one is NaN."""
+    if plan is None:
+        return compiled.largest(weight.detach())
+    largest = math.sqrt(plan.moments(weight)[0])
+    return math.inf if math.isnan(largest) else largest
 
 
 @lru_cache(maxsize=1)
