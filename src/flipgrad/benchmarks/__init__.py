@@ -16,17 +16,18 @@ BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     benchmark.__name__: benchmark for benchmark in (exact, flips, gradeval, loop, memory, packed, scaling, step, vae)
 }
 
-# About how many seconds each takes on two cores of the machine of ``flipgrad.reproduce.experiments.PROBE``.
+# About how many seconds each takes on two quiet cores of the machine of ``flipgrad.reproduce.experiments.PROBE``: from the
+# processor time of its parts, by one thread, times how often they are run.
 SECONDS = {
     "exact": 10,
-    "flips": 60,
-    "gradeval": 60,
-    "loop": 60,
+    "flips": 20,
+    "gradeval": 100,
+    "loop": 30,
     "memory": 60,
-    "packed": 60,
-    "scaling": 60,
-    "step": 60,
-    "vae": 60,
+    "packed": 20,
+    "scaling": 50,
+    "step": 180,
+    "vae": 30,
 }
 
 __all__ = ["BENCHMARKS", "SECONDS"]
