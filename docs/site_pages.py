@@ -63,6 +63,7 @@ INSIDE_MODULES = (
     "max_pooling",
     "residual",
     "jets",
+    "flips.averaging",
     "flips.choice",
     "flips.heads",
     "gradeval.statistics",
