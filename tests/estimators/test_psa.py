@@ -260,7 +260,7 @@ def test_refuses_a_head_that_mixes_examples(module):
 
 
 def test_refuses_bad_options():
-    with pytest.raises(fg.InputError, match=r"PSA\(head='exact'\): choose 'sampled', 'enhanced', 'rao-blackwell'"):
+    with pytest.raises(fg.InputError, match=r"PSA\(head='exact'\): choose 'auto', 'sampled', 'enhanced', 'rao-blackwell'"):
         fg.PSA(head="exact")
 
 
