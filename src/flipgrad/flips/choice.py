@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flipgrad.errors import InputError
 from flipgrad.flips import compiled, one_product, triton
-from flipgrad.flips.form import Form, find_form
+from flipgrad.flips.form import Form, find_form, root_mean_square
 from flipgrad.flips.ordinary import NARROW_TIME, narrow_pays
 from flipgrad.flips.plan import Plan
 from flipgrad.native import library
@@ -145,9 +145,9 @@ def choose_per_weight(
 
 def _form(weight: Tensor, noise: Noise, tolerance: float, a: Tensor | None, plan: Plan | None) -> Form:
     """The form for a layer, of what is known of its tensors or is read from them."""
-    plan = plan or Plan()
-    rms = math.inf if a is None else plan.root_mean_square(a)
-    return find_form(weight, noise, tolerance, activation_rms=rms, known=plan.moments(weight) if weight.numel() else None)
+    rms = math.inf if a is None else root_mean_square(a) if plan is None else plan.root_mean_square(a)
+    known = None if plan is None or not weight.numel() else plan.moments(weight)
+    return find_form(weight, noise, tolerance, activation_rms=rms, known=known)
 
 
 def _check_tolerance(tolerance: float) -> None:
