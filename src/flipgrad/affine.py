@@ -66,7 +66,7 @@ class Signal:
 
     def slopes(self) -> Tensor:
         """The ordinary gradient in the pre-activations."""
-        return 2 * self.noise.pdf(self.a) * self.grad
+        return self.noise.pdf(self.a).mul_(2) * self.grad
 
 
 class AffineMap(ABC):
@@ -189,6 +189,11 @@ class Affine(AffineMap):
     def gradients(self, back: Signal, *, of_x: bool, of_parameters: bool) -> tuple[Tensor | None, ...]:
         slopes = back.slopes()
         grad_x = None
+        straight = of_x and of_parameters and not back.flips_units and back.share is None
+        if straight and back.inputs is back.x and self.padding is None and not self.views and self.geometry is not None:
+            values, seen = (t.detach().to(self.weight.dtype) for t in (slopes, back.x))
+            grad_x, grad_weight = ordinary.gradients(values, self.weight, seen, self.geometry)
+            return grad_x.to(back.x.dtype), grad_weight, self.bias_gradient(slopes)
         if of_x and back.flips_units:
             grad_x = self.flip_product(back.x, back.a, back.grad, back.noise, back.tolerance)
         elif of_x:

@@ -87,7 +87,8 @@ class Noise(ABC):
 
     def pdf(self, a: Tensor) -> Tensor:
         """The density F'(a)."""
-        return self._pdf(self._standard(a), 0) / self.scale
+        standard = self._pdf(self._standard(a), 0)
+        return standard if self.scale == 1 else standard / self.scale
 
     def pdf_derivative(self, a: Tensor, order: int = 1) -> Tensor:
         """The density's derivative of order 1, 2 or 3: F'', F''' and F''''.
@@ -309,6 +310,10 @@ class Logistic(Noise):
         return torch.sigmoid(-t)
 
     def _pdf(self, t: Tensor, order: int) -> Tensor:
+        if order == 0 and not (torch.is_grad_enabled() and t.requires_grad):
+            # The smaller one of F(t) and F(-t), so that no digits are lost, in as few passes over memory as there can be.
+            p = t.abs().neg_().sigmoid_()
+            return torch.addcmul(p, p, p, value=-1)
         f = torch.sigmoid(t) * torch.sigmoid(-t)
         if order == 0:
             return f

@@ -86,8 +86,20 @@ def weight_gradient(grad: Tensor, weight: Tensor, x: Tensor, geometry: Geometry 
     return _backward(grad, x, weight, geometry, (False, True, False))
 
 
+def gradients(grad: Tensor, weight: Tensor, x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Those of a convolution in its input ``x`` and in its ``weight``, in less time than one after the other."""
+    in_x, in_weight, _ = _backwards(grad, x, weight, geometry, (True, True, False))
+    return in_x, in_weight
+
+
 def _backward(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, wanted: tuple[bool, bool, bool]) -> Tensor:
+    return _backwards(grad, x, weight, geometry, wanted)[wanted.index(True)]
+
+
+def _backwards(
+    grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor, ...]:
     stride, padding, dilation, groups = geometry
     shape = stride, padding, dilation, False, (0, 0), groups
-    gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(grad, x, weight, None, *shape, wanted)
-    return gradients[wanted.index(True)]
+    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(grad, x, weight, None, *shape, wanted)
+    return found
