@@ -17,6 +17,6 @@ common = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow],
 }
-settings.register_profile("fixed", **common, derandomize=True, max_examples=50)
+settings.register_profile("fixed", **common, derandomize=True, max_examples=40)
 settings.register_profile("fuzz", **common, derandomize=False, max_examples=200, print_blob=True)
 settings.load_profile("fixed")

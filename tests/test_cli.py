@@ -600,7 +600,8 @@ def test_a_failed_cell_is_one_line_and_exit_code_1(tmp_path, capsys, monkeypatch
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 # Since Python 3.12 a fork of a process with threads, which pytest may be, is warned of.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_reproduction_keeps_its_cells_and_goes_on(tmp_path, capsys, number):
     arguments = ["reproduce", "toy-training", "--scale", "smoke", "--output", str(tmp_path / "out")]
     process = fork_flipgrad([*arguments, "--workers", "2"], tmp_path / "printed")

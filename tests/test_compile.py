@@ -59,18 +59,17 @@ RULES = [
 NAMES = ["psa", "psa-exact", "psa-enhanced", "psa-posterior", "psa-rao-blackwell", "st", "st-mean"]
 
 
-# The graphs of the others are parts of these: the posterior's stands in the one of its Rao-Blackwellisation and, with norms, in
-# the next test, and ST's there, too.
-SLOW_NAMES = ("psa-enhanced", "psa-posterior", "st-mean")
+# Two graphs with norms, in the next test, are for every day.
+SLOW_NAMES = ("psa-enhanced", "psa-posterior", "psa-rao-blackwell", "st-mean")
 
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     "rule",
     [
-        pytest.param(rule, id=name, marks=pytest.mark.slow if name in SLOW_NAMES else [])
+        pytest.param(rule, id=name, marks=pytest.mark.slow)
         for rule, name in zip(RULES, NAMES, strict=True)
-        if name in (*SLOW_NAMES, "psa-rao-blackwell")
+        if name in SLOW_NAMES
     ],
 )
 def test_a_step_is_one_graph_with_the_same_gradients(rule):

@@ -12,6 +12,7 @@ import pytest
 TEXT = (Path(__file__).parent.parent / "docs" / "deploy.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
 def test_the_five_commands_run(tmp_path):
     (block,) = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)

@@ -396,6 +396,7 @@ def test_batch_norm_in_training_moves_the_stream_of_all_examples() -> None:
 
 
 @pytest.mark.filterwarnings("default")
+@pytest.mark.slow
 def test_streams_compile() -> None:
     net = connected(units=4).float()
     x, objective = torch.randn(3, 2), fg.CrossEntropy(torch.tensor([0, 1, 2]))

@@ -69,7 +69,7 @@ def conv_cases(draw) -> Case:
 
 
 @pytest.mark.parametrize("cases", [linear_cases(), conv_cases()], ids=["linear", "convolution"])
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 8)
 @given(st.data(), dtypes, layouts)
 def test_kernel_is_naive(cases, data, dtype, layout):
     data.draw(cases).assert_right(dtype, layout=layout)

@@ -53,6 +53,7 @@ def check(cell: Cell, root: Path, tell: Teller) -> None:
     assert tell.units[cell.name] == cell.cost
 
 
+@pytest.mark.slow
 def test_cells_in_two_processes_of_which_one_is_killed(tmp_path):
     """Cells that fail or whose process dies are named; another process takes its place, and the others are done."""
     cells, tell = [counting(k) for k in range(4)], Teller()

@@ -11,7 +11,7 @@ from pieces import silent
 import flipgrad as fg
 from flipgrad import reproduce
 from flipgrad.plots.accuracy import Measurement
-from flipgrad.reproduce import EXPERIMENTS, SCALES, Claim, Workshop
+from flipgrad.reproduce import EXPERIMENTS, SCALES, Claim, Workshop, beyond_networks, vae, weights
 from flipgrad.reproduce._workshop import ToyNet
 from flipgrad.reproduce.accuracy import advantage_grows, cosine_claims, read, rmse_claims
 from pictures import render_nothing, render_roughly
@@ -40,6 +40,10 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         # Of ten networks of each size, which serve the claims, two: here nobody reads them.
         patch.setattr("flipgrad.reproduce.accuracy.NETWORKS", 2)
+        patch.setitem(vae.PLANS, "smoke", replace(vae.PLANS["smoke"], steps=6, every=3, unseen=8, at_the_end=16))
+        patch.setitem(beyond_networks.EFFORTS, "smoke", {"fc": (4, 12, 4), "conv": (2, 12, 4)})
+        short = (replace(plan, images=64, held_out=20, watched=20, epochs=1) for plan in weights.PLANS["smoke"])
+        patch.setitem(weights.PLANS, "smoke", tuple(short))
         for experiment in EXPERIMENTS.values():
             experiment.reproduce(shop)
             # Only the first figure is written as it is by default.

@@ -36,6 +36,7 @@ from torture.table import Row, markdown, rich_table
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_a_short_campaign_finds_nothing():
     """One configuration that is killed five times, 170 inputs, a full disk, closed files, two writers."""
     command = [sys.executable, "-m", "torture", "--minutes", "0.1", "--parts", "inputs,disk,kill-fork"]
