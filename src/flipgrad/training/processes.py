@@ -4,6 +4,7 @@ Every process has a part of each batch, and noise of its own. What they do is on
 weighted by the parts' sizes and added up.
 """
 
+import gc
 import os
 import warnings
 from collections.abc import Iterable
@@ -127,6 +128,9 @@ class Processes:
         """Part from the others."""
         if self.size > 1:
             distributed.destroy_process_group()
+            # Wrappers of networks hold the group in cycles. One that lives until the interpreter ends may abort the process:
+            # github.com/pytorch/pytorch/issues/190489.
+            gc.collect()
 
 
 def connect(device: str) -> Processes:
