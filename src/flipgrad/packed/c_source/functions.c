@@ -178,20 +178,6 @@ static void sum_numbers(int32_t *row, const fixed *in, const layer *of, const ui
     }
 }
 
-//: window_sum <- layer VALUE
-/* One pixel of sums over windows. */
-static void window_sum(NUMBER *row, const ELEMENT *in, const layer *of, int pixel)
-{
-    const int y = pixel / of->out_width * of->stride_y - of->top, x = pixel % of->out_width * of->stride_x - of->left;
-    int i, j, c;
-    for (c = 0; c < of->channels; c++)
-        row[c] = 0;
-    for (i = y < 0 ? -y : 0; i < of->rows && y + i < of->height; i++)
-        for (j = x < 0 ? -x : 0; j < of->columns && x + j < of->width; j++)
-            for (c = 0; c < of->channels; c++)
-                row[c] += VALUE(in, of->channels, (y + i) * of->width + x + j, c);
-}
-
 //: window_max <- layer VALUE
 /* One pixel of largest numbers in windows. */
 static void window_max(NUMBER *row, const ELEMENT *in, const layer *of, int pixel)
@@ -445,9 +431,22 @@ static void prelu_fixed(int32_t *row, int channels, const int32_t *weight)
         row[c] = row[c] >= 0 ? row[c] : limited(halved((int64_t)row[c] * weight[c], 16), LARGEST);
 }
 
-//: window_sum_limited <- layer VALUE limited
-/* One pixel of sums over windows of numbers in fixed point: those that are too large become the largest. */
-static void window_sum_limited(NUMBER *row, const ELEMENT *in, const layer *of, int pixel)
+//: plus_real
+static real plus_real(real a, real b)
+{
+    return a + b;
+}
+
+//: plus_limited <- limited
+/* In fixed point sums may be too large: they become the largest. */
+static int32_t plus_limited(int32_t a, int32_t b)
+{
+    return limited((int64_t)a + b, LARGEST);
+}
+
+//: window_sum <- layer VALUE PLUS
+/* One pixel of sums over windows. */
+static void window_sum(NUMBER *row, const ELEMENT *in, const layer *of, int pixel)
 {
     const int y = pixel / of->out_width * of->stride_y - of->top, x = pixel % of->out_width * of->stride_x - of->left;
     int i, j, c;
@@ -456,7 +455,7 @@ static void window_sum_limited(NUMBER *row, const ELEMENT *in, const layer *of, 
     for (i = y < 0 ? -y : 0; i < of->rows && y + i < of->height; i++)
         for (j = x < 0 ? -x : 0; j < of->columns && x + j < of->width; j++)
             for (c = 0; c < of->channels; c++)
-                row[c] = limited((int64_t)row[c] + VALUE(in, of->channels, (y + i) * of->width + x + j, c), LARGEST);
+                row[c] = PLUS(row[c], VALUE(in, of->channels, (y + i) * of->width + x + j, c));
 }
 
 //: join <- VALUE limited halved

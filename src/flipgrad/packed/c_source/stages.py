@@ -171,6 +171,7 @@ class Compiler:
         words["STORED(row[c])"] = "(fixed)limited(row[c], LARGEST_STORED)" if whole else "row[c]"
         if source is not None:
             words |= {"ELEMENT": ELEMENTS[source], "VALUE": f"{source}_{'number' if whole else 'value'}"}
+        words["PLUS"] = "plus_limited" if whole else "plus_real"
         name = name or template + (f"_{source}" if source else "") + (f"_{noise}" if noise else "")
         self.functions[name] = Function(template, name, words)
         return name
@@ -547,8 +548,6 @@ class Compiler:
         source = self.stored(given, later)
         value = part.result(source.value)
         whole = source.form != "real"
-        if name == "window_sum" and whole and not source.exact:
-            name = "window_sum_limited"
         call = self.function(name, source.form, whole=whole)
         line = f"{call}({'sums' if whole else 'row'}, {source.address}, {self._pool_layer(part, source, value)}, i);"
         row = Row(value, whole, source.drawn, [source], [line], exact=whole and source.exact)
