@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 from torch import Generator, Tensor
 
+from flipgrad.affine import Signal
 from flipgrad.errors import InputError
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform, noise_by_name, sign
 
@@ -280,3 +281,18 @@ def test_derivatives_are_those_of_the_cdf(noise: Noise, order: int) -> None:
     assert len(found) == order
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
+
+
+def test_the_gradient_leaves_what_a_noise_of_the_user_keeps():
+    """A density may be a tensor that is kept: nobody writes into it."""
+    a = torch.randn(3, 2)
+    kept = Logistic().pdf(a)
+
+    class Keeping:
+        def pdf(self, a):
+            return kept
+
+    before = kept.clone()
+    slopes = Signal(a, a, a, torch.ones(3, 2), Keeping()).slopes()
+    assert torch.equal(kept, before)
+    assert torch.equal(slopes, 2 * before)
