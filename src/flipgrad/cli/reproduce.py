@@ -42,10 +42,10 @@ def reproduce(
     workers: Annotated[int | None, typer.Option(help="Processes that train at the same time (default: one per core).")] = None,
     dask: Annotated[str | None, typer.Option(help="Train on the Dask cluster with this scheduler, tcp://HOST:PORT.")] = None,
     finished: Annotated[
-        bool, typer.Option("--finished", help="For cifar: train no more; figures and text of the trainings that are finished.")
+        bool, typer.Option("--finished", help="For cifar and vae: train no more; figures and text of what is finished.")
     ] = False,
     kept: Annotated[
-        Path | None, typer.Option(help="For cifar: take over the finished trainings of this folder, which --keep wrote.")
+        Path | None, typer.Option(help="For cifar and vae: take over what is finished in this folder, which --keep wrote.")
     ] = None,
     keep_in: Annotated[
         Path | None, typer.Option("--keep", help="Copy the small result files and the page to this folder.")

@@ -14,7 +14,7 @@ from flipgrad.data import toy
 from flipgrad.errors import InputError
 from flipgrad.network import Sequential
 from flipgrad.objectives import CrossEntropy
-from flipgrad.reproduce._cells import AGAIN, Cell, DaskRunner, LocalRunner, read_result
+from flipgrad.reproduce._cells import AGAIN, RESULT, Cell, DaskRunner, LocalRunner, read_result
 from flipgrad.training.models import fully_connected
 from flipgrad.training.reference_training import reference_training
 
@@ -64,6 +64,10 @@ class ToyNet:
     def training(self) -> str:
         """The name of its training."""
         return self.shape + (f"-number-{self.number}" if self.number else "")
+
+
+# From kept measurements, the result and the seconds of cells by their names.
+Results = Callable[[Mapping[str, Any]], Mapping[str, tuple[Mapping[str, Any], float]]]
 
 
 class Workshop:
@@ -179,6 +183,26 @@ class Workshop:
         self.cell_seconds += sum(record["seconds"] for record in records.values())
         return records
 
+    def take_over(self, stem: str, plan: Mapping[str, Any], cells: Sequence[Cell], results: Results) -> None:
+        """Store what is kept of ``cells``, if anything is, as their results; that of another plan is refused."""
+        if self.kept is None:
+            return
+        path = self.kept / self.MEASURED / f"{stem}.json"
+        if not path.is_file():
+            raise InputError(f"no trainings of this scale are kept: there is no '{path}'; leave out --kept")
+        stored = read_result(path, "plan", "seed")
+        if stored["plan"] != plan:
+            raise InputError(f"'{path}' is of trainings of another length or size; leave out --kept")
+        made = read_result(self.kept / f"{stem}.json", "versions", "machine")
+        root, found = self.folder / self.CELLS, results(stored)
+        for cell in cells:
+            if cell.name in found and cell.read(root) is None:
+                result, seconds = found[cell.name]
+                record = {"name": cell.name, "settings": dict(cell.settings), "result": dict(result), "seconds": seconds}
+                cell.folder(root).mkdir(parents=True, exist_ok=True)
+                path = cell.folder(root) / RESULT
+                files.write_json(path, {**record, "versions": made["versions"], "machine": made["machine"]})
+
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Add the time inside to what the experiment has taken so far, also where it is interrupted."""
@@ -242,6 +266,18 @@ class Sheet:
     def __str__(self) -> str:
         lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
         return "\n".join([self.caption, "", *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+def unfinished(shop: Workshop, name: str, left: Mapping[str, Sequence[int]], total: int) -> Iterator[Sheet]:
+    """Which of an experiment's trainings are ``left`` to be done, with their seeds, and the command that does them."""
+    if left:
+        count = sum(map(len, left.values()))
+        yield Sheet(
+            f"Not finished: {count} of {total} trainings are still to be done, and the claims are judged without them. "
+            f"`flipgrad reproduce {name} --scale {shop.scale_name} --seed {shop.seed} --kept docs/results` goes on with them.",
+            ["training", "seeds to be done"],
+            [[training, ", ".join(map(str, seeds))] for training, seeds in left.items()],
+        )
 
 
 # Measures what is missing, draws, and gives what the numbers say: claims, and tables if there are some.

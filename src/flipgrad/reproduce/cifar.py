@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
+from typing import Any
 
-from flipgrad import files, plots
+from flipgrad import plots
 from flipgrad.errors import InputError
 from flipgrad.estimators.names import for_training
 from flipgrad.plots.learning import GUESSING, TRAINING, VALIDATION, Training
-from flipgrad.reproduce._cells import RESULT, Cell, read_result
+from flipgrad.reproduce._cells import Cell
 from flipgrad.reproduce._evidence import (
     Evidence,
     Verdict,
@@ -22,7 +23,7 @@ from flipgrad.reproduce._evidence import (
     points,
     since,
 )
-from flipgrad.reproduce._workshop import Claim, Sheet, Workshop, experiment
+from flipgrad.reproduce._workshop import Claim, Results, Sheet, Workshop, experiment, unfinished
 from flipgrad.reproduce.learning import SMOKE, TrainingPlan, store, trainings
 
 METHODS = ("psa:sampled", "st", "hard-st", "tanh", "concrete", "adf", "local-reparam", "reinforce")
@@ -104,19 +105,18 @@ def cifar(shop: Workshop) -> Iterator[Claim | Sheet]:
     accuracy in spite of its loss; REINFORCE needs a rate so small that no progress is seen.
     """
     plan, cells = PLANS[shop.scale_name], _cells(shop)
-    if shop.kept is not None:
-        _take_over(shop, plan, cells)
+    stem = cifar.stem(shop.scale_name)
+    shop.take_over(stem, asdict(plan), cells, _kept(cells))
     runs = trainings(shop, "cifar", cells)
     if not runs:
         raise InputError(f"no training of cifar is finished in '{shop.folder}'; leave out --finished to train")
-    stem = cifar.stem(shop.scale_name)
     path = store(shop, stem, plan, runs)
     plots.cifar(path, shop.folder / stem)
     plots.cifar(path, shop.folder / f"{stem}-extra", (VALIDATION, TRAINING))
     for augment in AUGMENTATIONS:
         yield from cifar_claims([run for run in runs if run.augment == augment])
     yield ends(runs)
-    yield from unfinished(shop, cells, runs)
+    yield from unfinished(shop, cifar.name, _left(cells, runs), len(cells))
 
 
 def _cells(shop: Workshop) -> list[Cell]:
@@ -137,26 +137,22 @@ def _cells(shop: Workshop) -> list[Cell]:
     return found
 
 
-def _take_over(shop: Workshop, plan: TrainingPlan, cells: Sequence[Cell]) -> None:
-    """Store the results of trainings that were kept as those of their cells; of other plans they are refused."""
-    stem = cifar.stem(shop.scale_name)
-    path = (shop.kept or shop.folder) / shop.MEASURED / f"{stem}.json"
-    if not path.is_file():
-        raise InputError(f"no trainings of this scale are kept: there is no '{path}'; leave out --kept")
-    stored = read_result(path, "plan", "runs", "seed")
-    if stored["plan"] != asdict(plan):
-        raise InputError(f"'{path}' is of trainings of another length or size; leave out --kept")
-    kept = {(run["method"], run["augment"], run.get("seed", stored["seed"])): run for run in stored["runs"]}
-    made = read_result(path.parents[1] / f"{stem}.json", "versions", "machine")
-    root = shop.folder / shop.CELLS
-    for cell in cells:
-        config = cell.settings["config"]
-        run = kept.get((for_training(config["estimator"], 1)[0], config["augment"], config["seed"]))
-        if run is not None and cell.read(root) is None:
-            result = {key: run[key] for key in ("rate", "trials", "diverged", "curves")}
-            record = {"name": cell.name, "settings": dict(cell.settings), "result": result, "seconds": run["seconds"]}
-            cell.folder(root).mkdir(parents=True, exist_ok=True)
-            files.write_json(cell.folder(root) / RESULT, {**record, "versions": made["versions"], "machine": made["machine"]})
+def _kept(cells: Sequence[Cell]) -> Results:
+    """Results of ``cells`` from trainings that were kept."""
+
+    def results(stored: Mapping[str, Any]) -> dict[str, tuple[Mapping[str, Any], float]]:
+        kept = {(run["method"], run["augment"], run.get("seed", stored["seed"])): run for run in stored["runs"]}
+        found = {cell.name: run for cell in cells if (run := kept.get(_identity(cell))) is not None}
+        keys = ("rate", "trials", "diverged", "curves")
+        return {name: ({key: run[key] for key in keys}, run["seconds"]) for name, run in found.items()}
+
+    return results
+
+
+def _identity(cell: Cell) -> tuple[str, str, int]:
+    """The method of a cell as figures call it, its augmentation and its seed."""
+    config = cell.settings["config"]
+    return for_training(config["estimator"], 1)[0], config["augment"], config["seed"]
 
 
 def cifar_claims(runs: Sequence[Training]) -> Iterator[Claim]:
@@ -370,20 +366,11 @@ def _range(runs: Sequence[Training], key: str, form: str = "{:.3f}") -> str:
     return mean if len(values) == 1 else f"{mean} ({form.format(min(values))} to {form.format(max(values))})"
 
 
-def unfinished(shop: Workshop, cells: Sequence[Cell], runs: Sequence[Training]) -> Iterator[Sheet]:
-    """Which trainings are still to be done, and the command that does them."""
+def _left(cells: Sequence[Cell], runs: Sequence[Training]) -> dict[str, list[int]]:
+    """Which trainings are still to be done, and with which seeds."""
     done = {(run.method, run.augment, run.seed) for run in runs}
-    left: dict[tuple[str, str], list[int]] = {}
-    for cell in cells:
-        config: Mapping[str, object] = cell.settings["config"]
-        method, augment, seed = for_training(str(config["estimator"]), 1)[0], str(config["augment"]), config["seed"]
-        if (method, augment, seed) not in done and isinstance(seed, int):
-            left.setdefault((method, augment), []).append(seed)
-    if left:
-        count = sum(map(len, left.values()))
-        yield Sheet(
-            f"Not finished: {count} of {len(cells)} trainings are still to be done, and the claims are judged without them. "
-            f"`flipgrad reproduce cifar --scale {shop.scale_name} --seed {shop.seed} --kept docs/results` goes on with them.",
-            ["training", "seeds to be done"],
-            [[f"{method}, {AUGMENTATIONS[augment]}", ", ".join(map(str, seeds))] for (method, augment), seeds in left.items()],
-        )
+    left: dict[str, list[int]] = {}
+    for method, augment, seed in map(_identity, cells):
+        if (method, augment, seed) not in done:
+            left.setdefault(f"{method}, {AUGMENTATIONS[augment]}", []).append(seed)
+    return left

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import log
 from pathlib import Path
 from statistics import fmean
 from time import process_time
@@ -17,7 +18,8 @@ from flipgrad.errors import InputError
 from flipgrad.estimators import PSA, REINFORCE, RELAX, ST, DisARM, FlipCV, LearnedBaseline
 from flipgrad.plots.vae import ElboCourse
 from flipgrad.reproduce._cells import AGAIN, Cell, Place
-from flipgrad.reproduce._workshop import Claim, Sheet, Workshop, experiment
+from flipgrad.reproduce._evidence import Evidence, Verdict, every
+from flipgrad.reproduce._workshop import Claim, Sheet, Workshop, experiment, unfinished
 from flipgrad.training.latents import ElboTraining, baseline_network, binarised, gradient_variance, latent_model
 
 # By the name of a method: its estimator for images of so many pixels, whose negative ELBO begins at so much.
@@ -67,12 +69,32 @@ PLANS = {
 }
 
 
+def methods_of(model: str) -> list[str]:
+    """The methods that a model is trained by."""
+    return [method for method in METHODS if model == "nonlinear" or method not in ONLY_NONLINEAR]
+
+
+def parts(scale: str) -> dict[str, int]:
+    """The names of the trainings at a scale, with the updates of each."""
+    return {name: PLANS[scale].steps for name, *_ in _trainings(PLANS[scale], 0)}
+
+
+def _trainings(plan: ElboPlan, first_seed: int) -> Iterator[tuple[str, str, str, int]]:
+    """The name of every training, its model, method and seed; all models of the first seed come before those of the second."""
+    for number in range(max(plan.seeds.values())):
+        for model in (model for model, seeds in plan.seeds.items() if number < seeds):
+            for method in methods_of(model):
+                seed = first_seed + number
+                yield f"vae-{model}-{method.replace(' + ', '-')}-{seed}", model, method, seed
+
+
 @experiment(
     "vae",
     "Beyond the paper",
     seconds=(30, 20_000, 2_000_000),
     cells=(15, 25, 70),
     figures={"vae-pictures": "Images, their reconstructions by the linear model that PSA trained, and samples of it."},
+    parts=parts,
 )
 def vae(shop: Workshop) -> Iterator[Claim | Sheet]:
     """Beyond the paper: binary latent-variable models, trained by the evidence lower bound.
@@ -84,36 +106,56 @@ def vae(shop: Workshop) -> Iterator[Claim | Sheet]:
     """
     plan = PLANS[shop.scale_name]
     folder = usual_folder(plan.data)
-    if plan.data == "mnist" and folder is None:
+    if plan.data == "mnist" and folder is None and not shop.finished:
         raise InputError(f"vae needs MNIST: put its four files into a folder mnist and give the folder of that as ${VARIABLE}")
     cells = {cell.name: cell for cell in _cells(shop, plan, folder)}
+    # More seeds leave trainings as they are.
+    facts = {key: value for key, value in asdict(plan).items() if key != "seeds"}
+    shop.take_over(vae.name, facts, list(cells.values()), _kept)
     records = shop.cells("vae", list(cells.values()))
+    if not records:
+        raise InputError(f"no training of vae is finished in '{shop.folder}'; leave out --finished to train")
     courses = [_course(cells[name], record["result"]) for name, record in records.items()]
-    pictures = next(record["result"]["pictures"] for name, record in records.items() if "linear-PSA" in name)
-    path = shop.store("vae", {"courses": list(map(asdict, courses)), "pictures": pictures})
+    spent = {name: record["seconds"] for name, record in records.items()}
+    stored = {"plan": facts, "courses": list(map(asdict, courses)), "cells": spent}
+    # Pictures of one training are kept: that of the linear model by PSA with the first seed.
+    pictures = next((record["result"]["pictures"] for name, record in records.items() if name == _pictured(shop.seed)), None)
+    path = shop.store(vae.name, {**stored, "pictures": pictures} if pictures else stored)
     plots.elbos(path, shop.folder / "vae")
-    plots.pictures(path, shop.folder / "vae-pictures")
+    if pictures:
+        plots.pictures(path, shop.folder / "vae-pictures")
     for model in plan.seeds:
         yield from claims([course for course in courses if course.model == model])
     yield sheet(courses, plan)
+    left: dict[str, list[int]] = {}
+    for name, cell in cells.items():
+        if name not in records:
+            left.setdefault(f"{cell.settings['model']}, {cell.settings['method']}", []).append(cell.settings["seed"])
+    yield from unfinished(shop, vae.name, left, len(cells))
 
 
-def methods_of(model: str) -> list[str]:
-    """The methods that a model is trained by."""
-    return [method for method in METHODS if model == "nonlinear" or method not in ONLY_NONLINEAR]
+def _pictured(first_seed: int) -> str:
+    """The name of the training whose pictures are shown."""
+    return f"vae-linear-PSA-{first_seed}"
 
 
 def _cells(shop: Workshop, plan: ElboPlan, folder: Path | None) -> Iterator[Cell]:
-    for model, seeds in plan.seeds.items():
-        for number in range(seeds):
-            for method in methods_of(model):
-                settings = {
-                    "data": plan.data, "model": model, "method": method, "units": plan.units, "seed": shop.seed + number,
-                    "steps": plan.steps, "every": plan.every, "looks": plan.looks, "unseen": plan.unseen,
-                    "at_the_end": plan.at_the_end,
-                }  # fmt: skip
-                name = f"vae-{model}-{method.replace(' + ', '-')}-{shop.seed + number}"
-                yield Cell(name, train, settings, plan.steps, {} if folder is None else {"folder": str(folder)})
+    for name, model, method, seed in _trainings(plan, shop.seed):
+        settings = {
+            "data": plan.data, "model": model, "method": method, "units": plan.units, "seed": seed,
+            "steps": plan.steps, "every": plan.every, "looks": plan.looks, "unseen": plan.unseen,
+            "at_the_end": plan.at_the_end,
+        }  # fmt: skip
+        yield Cell(name, train, settings, plan.steps, {} if folder is None else {"folder": str(folder)})
+
+
+def _kept(stored: Mapping[str, Any]) -> dict[str, tuple[Mapping[str, Any], float]]:
+    """Results of cells from trainings that were kept; one of them has pictures."""
+    found: dict[str, tuple[Mapping[str, Any], float]] = {}
+    for (name, seconds), course in zip(stored["cells"].items(), stored["courses"], strict=True):
+        rows = {key: value for key, value in course.items() if key not in ("model", "method", "seed")}
+        found[name] = ({**rows, "pictures": stored["pictures"] if name == _pictured(stored["seed"]) else None}, seconds)
+    return found
 
 
 def images(data: str, folder: str | None) -> tuple[Tensor, Tensor]:
@@ -197,43 +239,70 @@ def _course(cell: Cell, result: Mapping[str, Any]) -> ElboCourse:
 
 
 def claims(courses: Sequence[ElboCourse]) -> Iterator[Claim]:
-    """What the trainings of one model say: means over seeds."""
-    by_method = {method: [course for course in courses if course.method == method] for method in methods_of(courses[0].model)}
-    model, psa = courses[0].model, by_method["PSA"]
-    ends = {method: fmean(course.elbos[-1] for course in runs) for method, runs in by_method.items()}
-    others = [method for method in by_method if method != "PSA"]
-    told = ", ".join(f"{method} {end:.2f}" for method, end in ends.items())
+    """What the trainings of one model say, as far as there are some: of the seeds that all methods have."""
+    known = {method: {course.seed: course for course in courses if course.method == method} for method in METHODS}
+    known = {method: runs for method, runs in known.items() if runs}
+    seeds = sorted(set.intersection(*map(set, known.values()))) if "PSA" in known and len(known) > 1 else []
+    if seeds:
+        yield from _claims({method: [runs[seed] for seed in seeds] for method, runs in known.items()})
+
+
+def _claims(by_method: Mapping[str, Sequence[ElboCourse]]) -> Iterator[Claim]:
+    psa, seeds = by_method["PSA"], len(by_method["PSA"])
+    model, others = psa[0].model, [method for method in by_method if method != "PSA"]
+
+    def values(number: Callable[[ElboCourse], float]) -> dict[str, list[float]]:
+        return {method: list(map(number, runs)) for method, runs in by_method.items()}
+
+    def told(numbers: Mapping[str, Sequence[float]], form: str = "{:.2f}") -> str:
+        return ", ".join(f"{method} {form.format(fmean(own))}" for method, own in numbers.items())
+
+    ends = values(lambda course: course.elbos[-1])
     yield Claim(
         f"after equal updates PSA has the highest training ELBO, {model} model",
-        all(ends["PSA"] > ends[method] for method in others),
-        f"after {psa[0].steps[-1]:,} updates: {told}",
+        _highest(ends, "PSA"),
+        f"after {psa[0].steps[-1]:,} updates: {told(ends)}",
+        seeds=seeds,
     )
-    shortest = min(course.seconds[-1] for course in courses)
-    at_time = {method: fmean(course.after(shortest) for course in runs) for method, runs in by_method.items()}
+    shortest = min(course.seconds[-1] for runs in by_method.values() for course in runs)
+    at_time = values(lambda course: course.after(shortest))
     yield Claim(
         f"after equal time PSA has the highest training ELBO, {model} model",
-        all(at_time["PSA"] > at_time[method] for method in others),
-        f"after {shortest:,.0f} s of one core: " + ", ".join(f"{method} {elbo:.2f}" for method, elbo in at_time.items()),
+        _highest(at_time, "PSA"),
+        f"after {shortest:,.0f} s of one core: {told(at_time)}",
+        seeds=seeds,
     )
-    bounds = {method: fmean(course.bound or course.bounds[-1] for course in runs) for method, runs in by_method.items()}
+    bounds = values(lambda course: course.bound if course.bound is not None else course.bounds[-1])
     yield Claim(
         f"PSA has the highest bound of the log-likelihood of unseen images, {model} model",
-        all(bounds["PSA"] > bounds[method] for method in others),
-        f"{SAMPLES} samples: " + ", ".join(f"{method} {bound:.2f}" for method, bound in bounds.items()),
+        _highest(bounds, "PSA"),
+        f"{SAMPLES} samples: {told(bounds)}",
+        seeds=seeds,
     )
-    spread = {method: fmean(course.variances[-1] for course in runs) for method, runs in by_method.items()}
-    yield Claim(
-        f"the variance of PSA's gradient is at most a tenth of every unbiased estimator's, {model} model",
-        all(10 * spread["PSA"] <= spread[method] for method in UNBIASED),
-        "over PSA's: " + ", ".join(f"{method} {spread[method] / spread['PSA']:.3g}" for method in others),
-    )
-    if "FlipCV" in by_method:
-        unbiased = [*UNBIASED, "PSA", "FlipCV"]
+    spread = values(lambda course: course.variances[-1])
+    ratios = {method: [own / least for own, least in zip(spread[method], spread["PSA"], strict=True)] for method in others}
+    unbiased = [method for method in UNBIASED if method in by_method]
+    if unbiased:
+        yield Claim(
+            f"the variance of PSA's gradient is at most a tenth of every unbiased estimator's, {model} model",
+            every([Evidence(tuple(map(log, ratios[method]))).above(log(10)) for method in unbiased]),
+            f"over PSA's: {told(ratios, '{:.3g}')}",
+            seeds=seeds,
+        )
+    if "FlipCV" in by_method and unbiased:
+        compared = {method: at_time[method] for method in [*unbiased, "PSA", "FlipCV"]}
         yield Claim(
             f"after equal time FlipCV has the highest training ELBO of all unbiased estimators, {model} model",
-            all(at_time["FlipCV"] >= at_time[method] for method in unbiased),
-            f"after {shortest:,.0f} s of one core: " + ", ".join(f"{method} {at_time[method]:.2f}" for method in unbiased),
+            _highest(compared, "FlipCV"),
+            f"after {shortest:,.0f} s of one core: {told(compared)}",
+            seeds=seeds,
         )
+
+
+def _highest(numbers: Mapping[str, Sequence[float]], method: str) -> Verdict:
+    """Whether a method's numbers, one for every seed, are above those of each other: by the interval of their differences."""
+    others = [own for other, own in numbers.items() if other != method]
+    return every([Evidence(tuple(a - b for a, b in zip(numbers[method], own, strict=True))).above(0.0) for own in others])
 
 
 def sheet(courses: Sequence[ElboCourse], plan: ElboPlan) -> Sheet:
