@@ -23,7 +23,7 @@ Kernel = Literal["separable", "one product", "native", "triton", "vectorized"]
 #   of a call of each kernel (for the separable one, to find its form too);
 CALL = {"separable": 1.2e-4, "native": 5e-5, "triton": 3e-4, "vectorized": 1e-4}
 #   of a term in each exact kernel, and where weights are above 2 scales in the native one;
-TERM = {"native": 1e-10, "triton": 2e-10, "vectorized": 3e-9}
+TERM = {"native": 1.1e-10, "triton": 2e-10, "vectorized": 3e-9}
 LARGE_TERM, LARGE = 1.9e-10, 2.0
 #   that must be at stake before the weights are looked at for that;
 LOOK = 5e-4
