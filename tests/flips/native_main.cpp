@@ -301,6 +301,33 @@ bool moments_right(int64_t count, int64_t every) {
   return true;
 }
 
+bool squares_right(int64_t outputs, int64_t inputs) {
+  const int64_t count = outputs * inputs;
+  const Memory<float> weight = numbers<float>(count, 1), both(new float[2 * count]), fourths(new float[inputs]);
+  std::vector<double> wanted(inputs);
+  double largest = 0, second = 0, sixth = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const double square = weight[i] * weight[i];
+    largest = std::max(largest, square);
+    second += square;
+    sixth += square * square * square;
+    wanted[i % inputs] += square * square;
+  }
+  for (int64_t portable : {0, 1}) {
+    const SquareProblem p{outputs, inputs, 3, portable};
+    double found[3];
+    if (flipgrad_squares_f32(&p, weight.get(), both.get(), fourths.get(), found) != 0) return false;
+    if (!close(found[0], largest) || !close(found[1], second) || !close(found[2], sixth)) return false;
+    for (int64_t i = 0; i < count; ++i) {
+      if (both[i] != weight[i] || !close(both[count + i], weight[i] * weight[i])) return false;
+    }
+    for (int64_t i = 0; i < inputs; ++i) {
+      if (!close(fourths[i], wanted[i])) return false;
+    }
+  }
+  return true;
+}
+
 // Flips of rank one, with E, O and the sums over channels and places; and those of log ratios.
 bool rank_one_right(int64_t images, int64_t channels, int64_t groups, int64_t block, double size) {
   const int64_t rows = images * channels, count = rows * block;
@@ -374,6 +401,8 @@ int main() {
     failures += !rank_one_right(2, 4, 2, 29, size) + !rank_one_right(1, 1, 1, 64, size);
   }
   for (int64_t count : {0, 1, 257, 100001}) failures += !moments_right(count, 1) + !moments_right(count, 3);
+  const int64_t weights[][2] = {{0, 3}, {3, 0}, {1, 1}, {7, 5}, {33, 8}, {300, 257}, {2, 70001}};
+  for (const auto& s : weights) failures += !squares_right(s[0], s[1]);
   failures += packed_failures();
   std::printf("%d failures\n", failures);
   return failures != 0;

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import flipgrad as fg
 from flipgrad.flips import heads
+from flipgrad.native import library
 from flipgrad.noise import sign
 
 OBJECTIVES = {
@@ -55,6 +56,27 @@ def test_the_tolerance_holds_by_either_way(name, scale, expanded):
     double = type(objective)(objective.targets.double())
     expected = by_definition(double, x.double(), outputs.double(), weight.double())
     assert float((found - expected).norm() / expected.norm()) < 1e-3
+
+
+@pytest.mark.skipif(not library.available(), reason="no compiled library")
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (700, 200), (3, 1001), (4, 0), (0, 4)])
+def test_compiled_powers_are_those_of_tensor_operations(shape, portable, monkeypatch):
+    monkeypatch.setattr(library, "PORTABLE", portable)
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    powers, largest, moments = heads._powers(weight)
+    wanted, most, expected = heads._powers(weight.double())
+    torch.testing.assert_close(powers.double(), wanted, rtol=1e-6, atol=0)
+    assert largest == pytest.approx(most, rel=1e-6)
+    assert moments == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_what_is_no_number_is_the_largest(wrong):
+    weight = torch.zeros(40, 9)
+    weight[17, 4] = wrong
+    for given in (weight, weight.double()):
+        assert not heads._powers(given)[1] <= heads.LARGEST_EXPANDED_WEIGHT
 
 
 def test_one_large_weight_is_never_expanded():

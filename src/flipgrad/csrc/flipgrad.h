@@ -106,6 +106,13 @@ struct NodeProblem {
   int64_t portable;
 };
 
+// Of weights [outputs, inputs].
+struct SquareProblem {
+  int64_t outputs, inputs;
+  int64_t threads;
+  int64_t portable;
+};
+
 // All return 0, or 1 when memory ran out; the flip products also 2 when weights are too large for the kernels.
 int flipgrad_flip_f32(const FlipProblem* problem, const float* x, const float* a, const float* grad, const float* weight, float* u);
 int flipgrad_flip_f64(const FlipProblem* problem, const double* x, const double* a, const double* grad, const double* weight, double* u);
@@ -136,6 +143,10 @@ int flipgrad_rank_one_f32(const RankOneProblem* problem, const float* a, const f
 int flipgrad_log_rows_f32(const RankOneProblem* problem, const float* a, const float* states, const float* steps, float* odd,
                           float* spread);
 int flipgrad_nodes_f32(const NodeProblem* problem, const float* weight, float* node, float* scaled, float* per_input);
+
+// A copy of the weights and their squares, [2, outputs, inputs]; the sums of fourth powers over the outputs, [inputs]; and of all squares
+// the largest, which no NaN is, the sum and the sum of cubes.
+int flipgrad_squares_f32(const SquareProblem* problem, const float* weight, float* both, float* fourths, double* moments);
 
 // States +1 where a uniform number is below F(a / scale), F the sigmoid, else -1.
 int flipgrad_sample_logistic_f32(const SampleProblem* problem, const float* a, float* states);

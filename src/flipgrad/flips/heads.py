@@ -30,14 +30,15 @@ from flipgrad.errors import InputError
 from flipgrad.flips import RATIO_ERROR_FACTOR, choose, log_ratio
 from flipgrad.flips.choice import Choice
 from flipgrad.guards import cannot_look, once, signed
+from flipgrad.native import library
 from flipgrad.noise import Logistic, sign
 
 # With fewer terms the log ratio costs less than to find out whether the expansion will do.
 LEAST_EXPANDED_TERMS = 2**20
 # With larger weights it never does, whatever the data.
 LARGEST_EXPANDED_WEIGHT = 0.5
-# Outputs whose weights, and examples whose derivatives, tell how far it reaches.
-OUTPUTS_READ, EXAMPLES_READ = 64, 8
+# Examples whose derivatives tell how far it reaches.
+EXAMPLES_READ = 8
 # The error is taken to be this much larger than what is left out: derivatives and weights are not independent.
 MARGIN = 1.5
 LOGISTIC = Logistic()
@@ -73,20 +74,21 @@ def bernoulli(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, *, tol
 
 def _expanded(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, tolerance: float) -> Tensor | None:
     """The first orders of the weights, two or four; None if they are not within the tolerance."""
-    squares = weight * weight
-    largest = float(squares.amax()) if weight.numel() else 0.0
+    powers, largest, moments = _powers(weight)
     if not largest <= LARGEST_EXPANDED_WEIGHT**2:
         return None
     p = torch.sigmoid(logits)
-    slopes = torch.addcmul(p, p, p, value=-1)
-    moments, errors = _Moments.of(squares), p - targets
+    factors = p.new_empty(2, *p.shape)
+    errors, slopes = torch.sub(p, targets, out=factors[0]), torch.addcmul(p, p, p, value=-1, out=factors[1])
     # The result is about as large as its first order; where that is far too small, no product is begun.
-    expected = float(errors.norm()) * (moments.second / errors.numel()) ** 0.5
+    expected = float(errors.norm()) * (moments.second / max(1, errors.numel())) ** 0.5
     known = moments.beyond_fourth(largest) > 2 * tolerance * expected
     moments = moments.at(p, slopes) if known else moments
     if moments.beyond_fourth(largest) > 2 * tolerance * expected:
         return None
-    result = torch.addcmul(errors @ weight, x, slopes @ squares, value=-1)
+    # Both products at once: each is too small for many threads.
+    first, second = torch.bmm(factors, powers)
+    result = torch.addcmul(first, x, second, value=-1)
     allowed = tolerance / MARGIN * float(result.norm()) / max(1, result.numel()) ** 0.5
     if moments.beyond_second() > allowed and not known:
         moments = moments.at(p, slopes)
@@ -94,10 +96,29 @@ def _expanded(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, tolera
         return result
     if moments.beyond_fourth(largest) > allowed:
         return None
+    squares = powers[1]
     bends = torch.addcmul(slopes, slopes, p, value=-2)
     result.add_(bends @ (weight * squares), alpha=2 / 3)
     thirds = torch.addcmul(slopes, slopes, slopes, value=-6)
     return result.addcmul_(x, thirds @ (squares * squares), value=-1 / 3)
+
+
+def _powers(weight: Tensor) -> tuple[Tensor, float, _Moments]:
+    """A ``weight`` [K, n] and its square, [2, K, n]; the largest of the squares, which is NaN if one is; and their moments."""
+    units = max(1, weight.shape[1])
+    if library.takes(weight):
+        powers, fourths = weight.new_empty(2, *weight.shape), weight.new_empty(weight.shape[1])
+        sums = torch.empty(3, dtype=torch.float64)
+        library.call("squares", torch.float32, weight, powers, fourths, sums, outputs=len(weight), inputs=weight.shape[1])
+        largest, second, sixth = sums.tolist()
+        largest = math.nan if math.isnan(second) else largest
+    else:
+        squares = weight * weight
+        powers, by_output = torch.stack([weight, squares]), squares * squares
+        fourths = by_output.sum(0)
+        largest = float(squares.amax()) if weight.numel() else 0.0
+        second, sixth = float(squares.sum()), float((squares * by_output).sum())
+    return powers, largest, _Moments(second / units, float(fourths.norm()) / units**0.5, sixth / units)
 
 
 class _Moments(NamedTuple):
@@ -118,18 +139,6 @@ class _Moments(NamedTuple):
     slope: float = 1 / 4
     bend: float = 3**-0.5 / 6
     third: float = 1 / 8
-
-    @staticmethod
-    def of(squares: Tensor) -> _Moments:
-        """From squares of the weights [K, n], of some outputs."""
-        every = max(1, len(squares) // OUTPUTS_READ)
-        share = len(squares[::every]) / max(1, len(squares))
-        squares = squares[::every]
-        fourth = squares * squares
-        sixth = float((squares * fourth).sum()) / share / squares.shape[1]
-        high = float(fourth.sum(0).norm()) / squares.shape[1] ** 0.5 / share
-        second = float(squares.sum()) / share / squares.shape[1]
-        return _Moments(second, high, sixth)
 
     def at(self, p: Tensor, slopes: Tensor) -> _Moments:
         """With the derivatives where the outputs have these F and F', [B, K]; of some examples."""

@@ -34,6 +34,7 @@ _FIELDS = {
     "log_rows": "images channels groups block of_logs keep_even scale threads portable",
     "nodes": "outputs inputs groups threads portable",
     "moments": "count every threads portable",
+    "squares": "outputs inputs threads portable",
 }
 # Their types, if not int64_t.
 _TYPES: dict[str, Any] = {
