@@ -106,6 +106,14 @@ struct NodeProblem {
   int64_t portable;
 };
 
+// A log ratio by one product of a fully connected layer with weights [outputs, inputs].
+struct OneProductProblem {
+  int64_t batch, inputs, outputs;
+  double scale;
+  int64_t threads;
+  int64_t portable;
+};
+
 // Of weights [outputs, inputs].
 struct SquareProblem {
   int64_t outputs, inputs;
@@ -143,6 +151,10 @@ int flipgrad_rank_one_f32(const RankOneProblem* problem, const float* a, const f
 int flipgrad_log_rows_f32(const RankOneProblem* problem, const float* a, const float* states, const float* steps, float* odd,
                           float* spread);
 int flipgrad_nodes_f32(const NodeProblem* problem, const float* weight, float* node, float* scaled, float* per_input);
+// The log ratio [batch, inputs] of states x [batch, inputs], given the pre-activations and the output states [batch, outputs];
+// all without gaps. Returns 2 where a step is too large.
+int flipgrad_one_product_f32(const OneProductProblem* problem, const float* weight, const float* a, const float* states, const float* x,
+                             float* log_ratio);
 
 // A copy of the weights and their squares, [2, outputs, inputs]; the sums of fourth powers over the outputs, [inputs]; and of all squares
 // the largest, which no NaN is, the sum and the sum of cubes.
@@ -165,6 +177,6 @@ void flipgrad_philox(const uint32_t* counter, const uint32_t* key, uint32_t* out
 // 1 if the kernels for AVX2 and FMA run here.
 int flipgrad_has_avx2(void);
 
-// 1 if the processor has AVX-512, which these kernels do not use.
-int flipgrad_has_avx512(void);
+// 1 if flipgrad_product_f32 is faster than other libraries' products: they may use AVX-512 where it does not.
+int flipgrad_has_fast_products(void);
 }

@@ -95,4 +95,3 @@ int flipgrad_ratio_f64(const FlipProblem* problem, const double* x, const double
 
 int flipgrad_has_avx2(void) { return flipgrad::has_avx2(); }
 
-int flipgrad_has_avx512(void) { return flipgrad::has_avx512(); }

@@ -58,21 +58,9 @@ struct Kernels {
   void (*logistic)(int64_t count, const double* a, double scale, uint32_t* out);
 };
 
+#define FLIPGRAD_WITH_AVX512
 #define FLIPGRAD_KERNELS "packed_kernels.inc"
 #include "for_each_target.inc"
-#ifdef FLIPGRAD_X86
-namespace avx512 {
-#define FLIPGRAD_TARGET FLIPGRAD_AVX512
-#define FLIPGRAD_BYTES 64
-#include "lanes.inc"
-#include FLIPGRAD_KERNELS
-#undef FLIPGRAD_INLINE
-#undef FLIPGRAD_BYTES
-#undef FLIPGRAD_TARGET
-}  // namespace avx512
-#else
-namespace avx512 = portable;
-#endif
 
 constexpr int64_t kPortable = 1, kAvx2 = 2, kAvx512 = 3;
 

@@ -48,6 +48,7 @@ struct Block {
 
 int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
+#define FLIPGRAD_WITH_AVX512
 #define FLIPGRAD_KERNELS "product_kernels.inc"
 #include "for_each_target.inc"
 
@@ -71,7 +72,9 @@ void some_products(void* context, int64_t task, int64_t thread) {
   const FlushToZero flush;
   const int64_t row = task / product.column_blocks * product.rows, column = task % product.column_blocks * product.columns;
   const Block block{row, std::min(product.rows, p.batch - row), column, std::min(product.columns, p.in - column)};
-  const auto compute = p.portable || !has_avx2() ? portable::multiply_block : fastest::multiply_block;
+  const auto compute = p.portable || !has_avx2() ? portable::multiply_block
+                       : has_avx512_popcount()   ? avx512::multiply_block
+                                                 : fastest::multiply_block;
   compute(product, block, product.panels + thread * kDepth * product.columns);
 }
 
@@ -100,4 +103,9 @@ int flipgrad_product_f32(const ProductProblem* problem, const float* difference,
   } catch (const std::bad_alloc&) {
     return 1;
   }
+}
+
+int flipgrad_has_fast_products(void) {
+  using namespace flipgrad;
+  return has_avx512() ? has_avx512_popcount() : has_avx2();
 }

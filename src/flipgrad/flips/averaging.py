@@ -130,7 +130,9 @@ def _of_real_weights(
     if places * weight.numel() < LEAST_TERMS:
         return ALWAYS
     left = share_left(log_odds, (plan or Plan()).moments(weight)[1], places, weight, x, noise)
-    return weigh(left, relative_time(*_seconds(places, weight, noise, tolerance), places, weight, x))
+    kernel = "native" if noise.compiled and library.available() else "vectorized"
+    shape = places, len(weight), weight[:1].numel(), x.numel()
+    return weigh(left, _added(*shape, weight.dim() > 2, noise, tolerance, kernel, narrow_pays(places, weight)))
 
 
 def _of_rank_one(noise: Noise, x: Tensor, a: Tensor, weight: Tensor, log_odds: Tensor, size: Tensor) -> Averaging:
@@ -138,22 +140,29 @@ def _of_rank_one(noise: Noise, x: Tensor, a: Tensor, weight: Tensor, log_odds: T
     if places * weight.numel() < LEAST_TERMS:
         return ALWAYS
     left = share_left(log_odds, moments(size.reshape(-1))[1], places, weight, x, noise)
-    product = places * weight.numel() * PRODUCT
-    return weigh(left, relative_time(product, product, places, weight, x))
+    terms = places * weight.numel()
+    return weigh(left, relative_time(terms * PRODUCT, terms * PRODUCT, terms, places * len(weight), x.numel()))
 
 
-def _seconds(places: int, weight: Tensor, noise: Noise, tolerance: float) -> tuple[float, float]:
-    """About what a flip product and a log ratio take, by shapes alone: a separable form of rank 3, and one product."""
-    terms, outputs = places * weight.numel(), places * weight.shape[0]
-    kernel = "native" if noise.compiled and library.available() else "vectorized"
+@lru_cache(maxsize=1024)
+def _added(
+    places: int, outputs: int, inputs: int, units: int, convolution: bool, noise: Noise, tolerance: float, kernel: str,
+    narrow: bool,
+) -> float:  # fmt: skip
+    """:func:`relative_time` by shapes alone: of a flip product by a separable form of rank 3, and a log ratio by one product.
+
+    The layer has a weight [``outputs``, ``inputs``] and so many ``units``; the exact sums are those of a ``kernel``, and
+    ``narrow`` is whether products of log ratios are in bfloat16.
+    """
+    activations = places * outputs
+    terms = activations * inputs
     flips = CALL[kernel] + terms * TERM[kernel]
     ratio = EXACT_RATIO_TIME * flips
     if tolerance:
-        flips = min(flips, CALL["separable"] + USUAL_RANK * (terms * PRODUCT + outputs * FUNCTION[noise.closed_form]))
-        narrow = NARROW_TIME if narrow_pays(places, weight) else 1.0
-        product = terms * PRODUCT * narrow + outputs * LOG_FUNCTION[noise.closed_form]
-        ratio = min(ratio, CALL_OF_ONE_PRODUCT[weight.dim() > 2] + product)
-    return flips, ratio
+        separable = USUAL_RANK * (terms * PRODUCT + activations * FUNCTION[noise.closed_form])
+        product = terms * PRODUCT * (NARROW_TIME if narrow else 1.0) + activations * LOG_FUNCTION[noise.closed_form]
+        flips, ratio = min(flips, CALL["separable"] + separable), min(ratio, CALL_OF_ONE_PRODUCT[convolution] + product)
+    return relative_time(flips, ratio, terms, activations, units)
 
 
 def _captured(
@@ -209,12 +218,11 @@ def share_left(log_odds: Tensor, second: float, places: int, weight: Tensor, x: 
     return min(1.0, max(0.0, 1 - undecided * remaining(information)))
 
 
-def relative_time(flips: float, ratio: float, places: int, weight: Tensor, x: Tensor) -> float:
+def relative_time(flips: float, ratio: float, terms: int, activations: int, units: int) -> float:
     """What averages add to the time of a layer, by the seconds of its ``flips`` and of its log ``ratio``."""
-    outputs = places * weight.shape[0]
     # Besides flips, the pre-activations and the gradient of the weight.
-    without = LAYER_CALL + flips + 2 * places * weight.numel() * PRODUCT + outputs * ACTIVATION
-    return (POSTERIOR_CALL + ratio + x.numel() * UNIT) / without
+    without = LAYER_CALL + flips + 2 * terms * PRODUCT + activations * ACTIVATION
+    return (POSTERIOR_CALL + ratio + units * UNIT) / without
 
 
 def certainty(log_odds: Tensor) -> float:
@@ -223,7 +231,8 @@ def certainty(log_odds: Tensor) -> float:
     if not len(flat):
         return 1.0
     some = flat[:: -(-len(flat) // UNITS_READ)]
-    return float(torch.tanh(some.to(torch.promote_types(some.dtype, torch.float32)) / 2).square().mean())
+    means = torch.tanh(some.to(torch.promote_types(some.dtype, torch.float32)) * 0.5)
+    return float(torch.dot(means, means)) / len(means)
 
 
 def remaining(information: float) -> float:

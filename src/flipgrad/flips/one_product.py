@@ -38,6 +38,7 @@ from torch import Tensor
 from flipgrad.flips import rank_one
 from flipgrad.flips.form import MARGIN, difference_and_curvature, moments
 from flipgrad.flips.ordinary import NARROW_ERROR, Geometry, by_examples, input_gradient, narrow_input_gradient
+from flipgrad.flips.separable import fused_product_pays
 from flipgrad.guards import cannot_look
 from flipgrad.native import library
 from flipgrad.noise import Noise
@@ -52,6 +53,10 @@ SMALLEST, LARGEST = 2.0**-10, 8.0
 
 def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise, geometry: Geometry | None = None) -> Tensor:
     """:func:`flipgrad.flips.log_ratio`, to the relative error that :func:`error` gives."""
+    if geometry is None and noise.compiled and library.takes(x, a, states, weight) and not cannot_look():
+        whole = _compiled(x, a, states, weight, noise) if fused_product_pays(x) else None
+        if whole is not None:
+            return whole
     groups = 1 if geometry is None else geometry.groups
     node, scaled, per_input = _nodes(weight, groups)
 
@@ -61,6 +66,14 @@ def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise
         return torch.addcmul(odd, _spread(parts.spread, per_input, weight, x, geometry), x, out=odd).mul_(x)
 
     return by_examples(examples, x, a, states)
+
+
+def _compiled(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise) -> Tensor | None:
+    """The whole of it for logistic noise and a fully connected layer, in one call; None where a step is too large."""
+    ratio = torch.empty_like(x)
+    sizes = {"batch": len(x), "inputs": x.shape[1], "outputs": len(weight)}
+    status = library.call("one_product", torch.float32, weight, a, states, x, ratio, scale=noise.scale, **sizes)
+    return None if status else ratio
 
 
 def _nodes(weight: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:

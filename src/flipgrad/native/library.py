@@ -33,6 +33,7 @@ _FIELDS = {
     "rank_one": "images channels groups block of_logs keep_even scale threads portable",
     "log_rows": "images channels groups block of_logs keep_even scale threads portable",
     "nodes": "outputs inputs groups threads portable",
+    "one_product": "batch inputs outputs scale threads portable",
     "moments": "count every threads portable",
     "squares": "outputs inputs threads portable",
 }
@@ -90,8 +91,8 @@ def takes(*tensors: Tensor) -> bool:
 
 
 def has_fast_products() -> bool:
-    """Whether the library's matrix product is faster than torch's: with AVX2 it is, but torch's may use AVX-512."""
-    return _library is not None and bool(_library.flipgrad_has_avx2()) and not _library.flipgrad_has_avx512()
+    """Whether the library's matrix product is faster than torch's, which it is where it has the processor's instructions."""
+    return _library is not None and bool(_library.flipgrad_has_fast_products())
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
