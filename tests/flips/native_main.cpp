@@ -282,6 +282,59 @@ bool products_right(int64_t batch, int64_t out, int64_t in, int64_t curvatures) 
   return true;
 }
 
+// The log ratio by one product, as flips/one_product.py has it, for the noise's scale 1.5.
+bool one_product_right(int64_t batch, int64_t outputs, int64_t inputs, double size) {
+  const Memory<float> weight = numbers<float>(outputs * inputs, size), a = numbers<float>(batch * outputs, 2);
+  const Memory<float> y = numbers<float>(batch * outputs, 1), x = numbers<float>(batch * inputs, 1);
+  for (int64_t i = 0; i < batch * outputs; ++i) y[i] = std::copysign(1.0f, y[i]);
+  for (int64_t i = 0; i < batch * inputs; ++i) x[i] = i % 11 == 3 ? 0.0f : std::copysign(1.0f, x[i]);
+  std::vector<double> second(outputs), share(inputs);
+  double fourths = 0, squares = 0;
+  for (int64_t j = 0; j < outputs; ++j) {
+    double fourth = 0;
+    for (int64_t i = 0; i < inputs; ++i) {
+      const double square = std::pow(weight[j * inputs + i], 2);
+      second[j] += square / inputs;
+      fourth += square * square / inputs;
+    }
+    fourths += fourth / second[j];
+    squares += second[j];
+  }
+  const double kurtosis = fourths / squares;
+  for (int64_t i = 0; i < inputs; ++i) {
+    for (int64_t j = 0; j < outputs; ++j) share[i] += std::pow(weight[j * inputs + i], 2) / (kurtosis * second[j]) / outputs;
+  }
+  for (int64_t threads : {1, 3}) {
+    for (int64_t portable : {0, 1}) {
+      const OneProductProblem p{batch, inputs, outputs, 1.5, threads, portable};
+      Memory<float> ratio = numbers<float>(batch * inputs, 1e30);
+      if (flipgrad_one_product_f32(&p, weight.get(), a.get(), y.get(), x.get(), ratio.get()) != 0) return false;
+      for (int64_t n = 0; n < batch * inputs; ++n) {
+        double right = 0, terms = 0;
+        for (int64_t j = 0; j < outputs; ++j) {
+          const int64_t at = n / inputs * outputs + j;
+          const double node = std::sqrt(kurtosis * second[j]), now = log_sigmoid(y[at] * a[at] / 1.5);
+          const double below = log_sigmoid(y[at] * (a[at] - 2 * node) / 1.5), above = log_sigmoid(y[at] * (a[at] + 2 * node) / 1.5);
+          const double odd = weight[j * inputs + n % inputs] / node * (below - above) / 2;
+          const double even = share[n % inputs] * ((below + above) / 2 - now);
+          right += x[n] * odd + x[n] * x[n] * even;
+          terms += std::fabs(odd) + std::fabs(even);
+        }
+        if (!(std::fabs(ratio[n] - right) <= 1e-5 * terms)) return false;
+      }
+    }
+  }
+  return true;
+}
+
+// A step beyond those that a product of exponentials can take is refused.
+bool large_steps_refused() {
+  const float weight[] = {50.0f}, one[] = {1.0f};
+  float ratio[1];
+  const OneProductProblem p{1, 1, 1, 1.5, 1, 0};
+  return flipgrad_one_product_f32(&p, weight, one, one, one, ratio) == 2;
+}
+
 bool moments_right(int64_t count, int64_t every) {
   const Memory<float> numbers_ = numbers<float>(count, 1);
   double largest = 0, second = 0, fourth = 0;
@@ -322,7 +375,8 @@ bool squares_right(int64_t outputs, int64_t inputs) {
       if (both[i] != weight[i] || !close(both[count + i], weight[i] * weight[i])) return false;
     }
     for (int64_t i = 0; i < inputs; ++i) {
-      if (!close(fourths[i], wanted[i])) return false;
+      // Sums in float32, of `outputs` terms of one sign.
+      if (!(std::fabs(fourths[i] - wanted[i]) <= 1e-7 * (1 + outputs) * wanted[i])) return false;
     }
   }
   return true;
@@ -396,6 +450,8 @@ int main() {
   failures += !features_right(0, 5) + !weights_right(0);
   const int64_t products[][3] = {{0, 3, 3}, {1, 1, 1}, {3, 0, 4}, {7, 5, 17}, {13, 257, 33}, {270, 30, 131}, {6, 256, 16}};
   for (const auto& s : products) failures += !products_right(s[0], s[1], s[2], 0) + !products_right(s[0], s[1], s[2], 1);
+  for (const auto& s : products) failures += !one_product_right(s[0], s[1], s[2], 0.1) + !one_product_right(s[0], s[1], s[2], 1.0);
+  failures += !large_steps_refused();
   for (double size : {0.01, 0.5, 30.0}) {
     failures += !rank_one_right(0, 2, 1, 5, size) + !rank_one_right(3, 6, 3, 1, size);
     failures += !rank_one_right(2, 4, 2, 29, size) + !rank_one_right(1, 1, 1, 64, size);

@@ -13,6 +13,7 @@ from flipgrad import flips
 from flipgrad.flips import Geometry, one_product, ordinary, vectorized
 from flipgrad.flips.choice import choose, choose_ratio
 from flipgrad.flips.form import find_form
+from flipgrad.native import library
 from flipgrad.noise import sign
 
 SMOOTH = [fg.Logistic(), fg.Logistic(0.4), fg.Normal(1.5), fg.Laplace()]
@@ -175,6 +176,27 @@ def test_what_is_chosen_says_that_products_are_in_bfloat16(monkeypatch):
     slow = choose(weight, fg.Logistic(), 2**15, 1e-3)
     assert slow.reason.endswith("costs 3 ordinary products")
     assert fast.seconds["separable"] < slow.seconds["separable"]
+
+
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize(("batch", "outputs", "inputs"), [(1, 1, 2), (3, 7, 33), (64, 200, 130), (50, 300, 64)])
+def test_fully_connected_layers_in_one_call_are_as_in_tensor_operations(batch, outputs, inputs, portable, monkeypatch):
+    if not library.available():
+        pytest.skip("no compiled library")
+    monkeypatch.setattr(library, "PORTABLE", portable)
+    monkeypatch.setattr(one_product, "fused_product_pays", lambda x: x.dtype == torch.float32)
+    noise = fg.Logistic(0.7)
+    x, a, states, weight, _ = layer((inputs, outputs, (), (), None), noise, 0.2, batch)
+    weight[0] *= 0.01
+    expected = one_product.log_ratio(x, a, states, weight, noise)
+    narrow = [t.float() for t in (x, a, states, weight)]
+    found = one_product.log_ratio(*narrow, noise)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().mean()))
+    assert found.view(-1)[0] == 0
+    # Of steps so large that compiled code refuses them, the tensor operations'.
+    weight[:, 0] = 40 * noise.scale
+    wide = one_product.log_ratio(x, a, states, weight, noise)
+    assert relative(one_product.log_ratio(*(t.float() for t in (x, a, states, weight)), noise), wide) < 1e-2
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (64, 1100), (6, 4, 3, 3), (8, 2, 1, 5)])

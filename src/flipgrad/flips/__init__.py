@@ -223,12 +223,16 @@ def _compute(
     plan: Plan | None = None,
 ) -> Tensor:
     """A sum by the way that is chosen."""
-    named = dict(zip(kind.tensors, tensors, strict=True))
-    check_kinds(**named)
-    check_shapes(geometry=geometry, **named)
-    # The widest dtype of all, at least float32.
-    dtype = reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
-    inputs = [t.detach() if t.dtype == dtype else t.detach().to(dtype) for t in tensors]
+    if plan is None:
+        # Whoever has a plan is a layer, whose tensors belong together.
+        named = dict(zip(kind.tensors, tensors, strict=True))
+        check_kinds(**named)
+        check_shapes(geometry=geometry, **named)
+    inputs = [t.detach() for t in tensors]
+    if any(t.dtype != torch.float32 for t in inputs):
+        # The widest dtype of all, at least float32.
+        dtype = reduce(torch.promote_types, (t.dtype for t in inputs), torch.float32)
+        inputs = [t.to(dtype) for t in inputs]
     weight, a = inputs[-1], inputs[kind.tensors.index("a")]
     # Output positions of all examples together.
     places = a.numel() // max(1, a.shape[1])

@@ -35,7 +35,7 @@ from flipgrad.flips.choice import CALL, CALL_OF_ONE_PRODUCT, EXACT_RATIO_TIME, F
 from flipgrad.flips.form import moments
 from flipgrad.flips.ordinary import NARROW_TIME, narrow_pays
 from flipgrad.flips.plan import Plan
-from flipgrad.guards import capturing, unwrapped, without_transforms
+from flipgrad.guards import cannot_look, capturing, unwrapped, without_transforms
 from flipgrad.native import library
 from flipgrad.noise import Noise
 
@@ -116,11 +116,13 @@ def of_rank_one(
 
 def _outside(decide: Callable[..., Averaging], x: Tensor, a: Tensor, weight: Tensor, *others: Tensor) -> Averaging | None:
     """A decision by the numbers of all draws, if there are such."""
+    if not cannot_look():
+        return decide(x, a, weight, *others)
     tensors = [unwrapped(t) for t in (x, a, weight, *others)]
     if tensors[2].dim() != weight.dim():
         return None
     with without_transforms():
-        return decide(*(t.detach() for t in tensors))
+        return decide(*tensors)
 
 
 def _of_real_weights(
