@@ -111,7 +111,7 @@ def test_impossible_tolerances_are_refused(tolerance):
     with pytest.raises(fg.InputError, match="tolerance"):
         choice.choose(torch.randn(5, 5), fg.Logistic(), 10, tolerance)
     with pytest.raises(fg.InputError, match="tolerance"):
-        choice.choose_per_weight(torch.randn(5, 5), fg.Logistic(), 10, tolerance, a=torch.randn(10, 5))
+        choice.choose_without_kernel(torch.randn(5, 5), fg.Logistic(), 10, tolerance, enough=bool, a=torch.randn(10, 5))
     with pytest.raises(fg.InputError, match=r"PSA\(tolerance=.*exact=True"):
         fg.PSA(tolerance=tolerance)
 

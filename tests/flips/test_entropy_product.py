@@ -5,7 +5,7 @@ import torch
 
 import flipgrad as fg
 from flipgrad import flips
-from flipgrad.flips import Geometry, naive, separable
+from flipgrad.flips import Geometry, naive, separable, vectorized
 from flipgrad.flips.form import find_form
 from flipgrad.noise import sign
 
@@ -48,6 +48,19 @@ def test_the_tolerance_holds(noise, size):
         flips.entropy_product(x, a, grad, weight, noise, tolerance=1e-3),
     ):
         assert float((found - expected).norm() / expected.norm()) < 1e-3
+
+
+@pytest.mark.parametrize("size", [0.05, 0.3])
+def test_layers_as_large_as_those_of_models_take_ordinary_products(size, monkeypatch):
+    """No compiled kernel knows entropies: to form every term takes at least five times as long."""
+    weight = size * torch.randn(200, 200)
+    x = sign(torch.randn(50, 200))
+    a = x @ weight.t()
+    monkeypatch.setattr(vectorized, "entropy_product", None)
+    found = flips.entropy_product(x, a, torch.randn_like(a), weight, fg.Logistic(), tolerance=1e-3)
+    assert found.shape == x.shape
+    with pytest.raises(TypeError, match="NoneType"):
+        flips.entropy_product(x, a, torch.randn_like(a), weight, fg.Logistic())
 
 
 def test_many_draws_at_once_are_each_of_them():

@@ -26,7 +26,7 @@ from flipgrad.errors import InputError
 from flipgrad.flips import compiled, one_product, separable, triton, vectorized
 from flipgrad.flips._arguments import check_devices, check_kinds, check_shapes, flat, memory_format, unflat
 from flipgrad.flips._vmap import WithoutGradient, over_draws
-from flipgrad.flips.choice import Choice, choose, choose_per_weight, choose_ratio, explain
+from flipgrad.flips.choice import Choice, choose, choose_ratio, choose_without_kernel, explain
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.flips.plan import Plan
 from flipgrad.guards import only_computes
@@ -236,23 +236,23 @@ def _compute(
     weight, a = inputs[-1], inputs[kind.tensors.index("a")]
     # Output positions of all examples together.
     places = a.numel() // max(1, a.shape[1])
-    decide: Callable[..., Choice] = choose_per_weight if kind.per_weight else choose
+    # A form is made for flip products, and may be too coarse for the other sums.
+    allowed = tolerance if kind in (_FLIP, _ENTROPY) else RATIO_ERROR_FACTOR * tolerance
+    decide: Callable[..., Choice] = choose
     if kind is _RATIO:
-        decide = partial(choose_ratio, error=RATIO_ERROR_FACTOR * tolerance)
+        decide = partial(choose_ratio, error=allowed)
+    elif kind is not _FLIP:
+        decide = partial(choose_without_kernel, enough=lambda form: separable.error(kind.name, form, noise) <= allowed)
     choice = decide(weight, noise, places, tolerance, a=a, plan=plan)
     if choice.kernel == "one product":
         coarse: Tensor = getattr(one_product, kind.name)(*inputs, noise, geometry)
         return coarse.to(kind.like(tensors).dtype)
     form = choice.form if choice.kernel == "separable" else None
-    # A form is made for flip products, and may be too coarse for the other sums.
-    allowed = tolerance if kind is _ENTROPY else RATIO_ERROR_FACTOR * tolerance
     if form is not None and separable.error(kind.name, form, noise) <= allowed:
         result: Tensor = getattr(separable, kind.name)(*inputs, noise, form, geometry)
     else:
         exact = choice if form is None else decide(weight, noise, places, 0.0, a=a)
-        # Compiled kernels know no entropies.
-        way = vectorized if kind is _ENTROPY else EXACT[exact.kernel]
-        result = getattr(way, kind.name)(*inputs, noise, geometry)
+        result = getattr(EXACT[exact.kernel], kind.name)(*inputs, noise, geometry)
     return result.to(kind.like(tensors).dtype)
 
 

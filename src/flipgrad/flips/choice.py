@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol
@@ -39,6 +40,10 @@ EXACT_RATIO_TIME = 1.4
 # On a GPU, a call of the separable kernel, and the time of arithmetic relative to the processor's. They and the numbers of
 # triton are guesses, not measured.
 GPU_CALL, GPU_FACTOR = 5e-4, 0.01
+
+
+# Shares of the tolerance of which forms are tried that are made for flip products, where another sum is to be computed.
+FINER = (1.0, 1 / 4, 1 / 16)
 
 
 # What was decided last for the inputs of a layer, see :mod:`flipgrad.flips.averaging`.
@@ -131,16 +136,27 @@ def choose_ratio(
     return choose(weight, noise, places, tolerance, a=a, plan=plan)
 
 
-def choose_per_weight(
-    weight: Tensor, noise: Noise, places: int, tolerance: float, *, a: Tensor, plan: Plan | None = None
+def choose_without_kernel(
+    weight: Tensor,
+    noise: Noise,
+    places: int,
+    tolerance: float,
+    *,
+    enough: Callable[[Form], bool],
+    a: Tensor,
+    plan: Plan | None = None,
 ) -> Choice:
-    """Decide for a slope product, which has no exact kernel to compare with but the vectorized one."""
+    """Decide for a sum that no compiled kernel knows, a slope product or one of entropies: separable, or vectorized.
+
+    A form is made for flip products; whether it is accurate ``enough`` for this sum is asked, also of finer ones.
+    """
     _check_tolerance(tolerance)
-    form = None
     if tolerance != 0 and places * weight.numel() * TERM["vectorized"] > CALL["separable"]:
-        form = _form(weight, noise, tolerance, a, plan)
-    usable = form is not None and form.reachable
-    return Choice("separable" if usable else "vectorized", form, {}, "")
+        for share in FINER:
+            form = _form(weight, noise, share * tolerance, a, plan)
+            if form.reachable and enough(form):
+                return Choice("separable", form, {}, "")
+    return Choice("vectorized", None, {}, "")
 
 
 def _form(weight: Tensor, noise: Noise, tolerance: float, a: Tensor | None, plan: Plan | None) -> Form:
