@@ -45,7 +45,9 @@ def test_the_derivative_is_that_of_flips(name, scale):
 
 @pytest.mark.parametrize(("scale", "expanded"), [(0.01, True), (0.03, True), (0.05, True), (0.25, False), (0.5, False)])
 @pytest.mark.parametrize("name", ["bits", "probabilities"])
-def test_the_tolerance_holds_by_either_way(name, scale, expanded):
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_tolerance_holds_by_either_way(name, scale, expanded, fused, monkeypatch):
+    monkeypatch.setattr(heads, "fused_product_pays", lambda x: fused and x.dtype == torch.float32 and library.available())
     x, _, _, t = problem(20, 128, 512, 1.0, torch.float32)
     weight = scale * 3**0.5 * (2 * torch.rand(512, 128) - 1)
     outputs = x @ weight.t() - 1
@@ -69,6 +71,18 @@ def test_compiled_powers_are_those_of_tensor_operations(shape, portable, monkeyp
     torch.testing.assert_close(powers.double(), wanted, rtol=1e-6, atol=0)
     assert largest == pytest.approx(most, rel=1e-6)
     assert moments == pytest.approx(expected, rel=1e-5)
+    assert heads._powers(weight, wanted=False) == (None, largest, moments)
+
+
+@pytest.mark.skipif(not library.available(), reason="no compiled library")
+def test_compiled_orders_are_those_of_tensor_operations(monkeypatch):
+    for scale in (0.01, 0.05):
+        x, weight, outputs, t = problem(20, 128, 512, scale, torch.float32)
+        found = []
+        for fused in (False, True):
+            monkeypatch.setattr(heads, "fused_product_pays", lambda x, fused=fused: fused)
+            found.append(heads._expanded(x, outputs, (t > 0).float(), weight, 3e-3))
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5 * float(found[0].abs().mean()))
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])

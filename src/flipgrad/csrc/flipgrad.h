@@ -114,9 +114,9 @@ struct OneProductProblem {
   int64_t portable;
 };
 
-// Of weights [outputs, inputs].
+// Of weights [outputs, inputs]; `powers` is whether these and their squares are wanted.
 struct SquareProblem {
-  int64_t outputs, inputs;
+  int64_t outputs, inputs, powers;
   int64_t threads;
   int64_t portable;
 };
@@ -156,9 +156,9 @@ int flipgrad_nodes_f32(const NodeProblem* problem, const float* weight, float* n
 int flipgrad_one_product_f32(const OneProductProblem* problem, const float* weight, const float* a, const float* states, const float* x,
                              float* log_ratio);
 
-// A copy of the weights and their squares, [2, outputs, inputs]; the sums of fourth powers over the outputs, [inputs]; and of all squares
-// the largest, which no NaN is, the sum and the sum of cubes.
-int flipgrad_squares_f32(const SquareProblem* problem, const float* weight, float* both, float* fourths, double* moments);
+// The sums of fourth powers over the outputs, [inputs]; of all squares the largest, which no NaN is, the sum and the sum of cubes; and, if
+// they are wanted, a copy of the weights and their squares, [2, outputs, inputs].
+int flipgrad_squares_f32(const SquareProblem* problem, const float* weight, float* fourths, double* moments, float* both);
 
 // States +1 where a uniform number is below F(a / scale), F the sigmoid, else -1.
 int flipgrad_sample_logistic_f32(const SampleProblem* problem, const float* a, float* states);

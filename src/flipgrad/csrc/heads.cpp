@@ -20,7 +20,7 @@ constexpr int64_t kWeights = 65536;
 struct SquareWork {
   const SquareProblem& problem;
   const float* weight;
-  // The copy of the weights, and their squares.
+  // The copy of the weights, and their squares, if they are wanted.
   float* both;
   int64_t rows;
   // Of every task: the sums of fourth powers [inputs], and three numbers.
@@ -33,14 +33,14 @@ void some_squares(void* context, int64_t task, int64_t) {
   const SquareProblem& p = work.problem;
   const auto rows = p.portable || !has_avx2() ? portable::square_rows : fastest::square_rows;
   const int64_t first = task * work.rows, at = first * p.inputs;
-  rows(std::min(work.rows, p.outputs - first), p.inputs, work.weight + at, work.both + at, work.both + p.outputs * p.inputs + at,
-       work.fourths + task * p.inputs, work.moments + 3 * task);
+  float *copy = p.powers ? work.both + at : nullptr, *squares = p.powers ? copy + p.outputs * p.inputs : nullptr;
+  rows(std::min(work.rows, p.outputs - first), p.inputs, work.weight + at, copy, squares, work.fourths + task * p.inputs, work.moments + 3 * task);
 }
 
 }  // namespace
 }  // namespace flipgrad
 
-int flipgrad_squares_f32(const SquareProblem* problem, const float* weight, float* both, float* fourths, double* moments) {
+int flipgrad_squares_f32(const SquareProblem* problem, const float* weight, float* fourths, double* moments, float* both) {
   using namespace flipgrad;
   const SquareProblem& p = *problem;
   const int64_t rows = std::max<int64_t>(1, kWeights / std::max<int64_t>(1, p.inputs)), tasks = (p.outputs + rows - 1) / rows;

@@ -29,6 +29,8 @@ from torch.nn import functional
 from flipgrad.errors import InputError
 from flipgrad.flips import RATIO_ERROR_FACTOR, choose, log_ratio
 from flipgrad.flips.choice import Choice
+from flipgrad.flips.form import Form
+from flipgrad.flips.separable import fused_product, fused_product_pays
 from flipgrad.guards import cannot_look, once, signed
 from flipgrad.native import library
 from flipgrad.noise import Logistic, sign
@@ -42,6 +44,9 @@ EXAMPLES_READ = 8
 # The error is taken to be this much larger than what is left out: derivatives and weights are not independent.
 MARGIN = 1.5
 LOGISTIC = Logistic()
+# The orders of the weights in compiled products: the first two, w and -w^2, and the next, 2/3 w^3 and -1/3 w^4.
+FIRST_ORDERS = Form(0.0, 0.0, math.sqrt(2), (), ((1.0,),), ((-1.0,),), ())
+NEXT_ORDERS = Form(0.0, 0.0, math.sqrt(2), (), ((2 / 3, 2 / 3),), ((-1 / 3, -1 / 3),), ())
 # Weights up to which flips of a cross-entropy are computed from a softmax, and up to which in float32: with larger ones
 # exponentials lose digits.
 LARGEST_SOFTMAX_WEIGHT, LARGEST_FLOAT_WEIGHT = 8.0, 2.0
@@ -74,7 +79,8 @@ def bernoulli(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, *, tol
 
 def _expanded(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, tolerance: float) -> Tensor | None:
     """The first orders of the weights, two or four; None if they are not within the tolerance."""
-    powers, largest, moments = _powers(weight)
+    fused = fused_product_pays(x) and library.takes(x, logits, targets, weight)
+    powers, largest, moments = _powers(weight, wanted=not fused)
     if not largest <= LARGEST_EXPANDED_WEIGHT**2:
         return None
     p = torch.sigmoid(logits)
@@ -86,9 +92,12 @@ def _expanded(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, tolera
     moments = moments.at(p, slopes) if known else moments
     if moments.beyond_fourth(largest) > 2 * tolerance * expected:
         return None
-    # Both products at once: each is too small for many threads.
-    first, second = torch.bmm(factors, powers)
-    result = torch.addcmul(first, x, second, value=-1)
+    if powers is None:
+        result = fused_product(x, errors, slopes, weight, FIRST_ORDERS)
+    else:
+        # Both products at once: each is too small for many threads.
+        first, second = torch.bmm(factors, powers)
+        result = torch.addcmul(first, x, second, value=-1)
     allowed = tolerance / MARGIN * float(result.norm()) / max(1, result.numel()) ** 0.5
     if moments.beyond_second() > allowed and not known:
         moments = moments.at(p, slopes)
@@ -96,20 +105,28 @@ def _expanded(x: Tensor, logits: Tensor, targets: Tensor, weight: Tensor, tolera
         return result
     if moments.beyond_fourth(largest) > allowed:
         return None
-    squares = powers[1]
     bends = torch.addcmul(slopes, slopes, p, value=-2)
-    result.add_(bends @ (weight * squares), alpha=2 / 3)
     thirds = torch.addcmul(slopes, slopes, slopes, value=-6)
+    if powers is None:
+        return result.add_(fused_product(x, bends, thirds, weight, NEXT_ORDERS))
+    squares = powers[1]
+    result.add_(bends @ (weight * squares), alpha=2 / 3)
     return result.addcmul_(x, thirds @ (squares * squares), value=-1 / 3)
 
 
-def _powers(weight: Tensor) -> tuple[Tensor, float, _Moments]:
-    """A ``weight`` [K, n] and its square, [2, K, n]; the largest of the squares, which is NaN if one is; and their moments."""
+def _powers(weight: Tensor, *, wanted: bool = True) -> tuple[Tensor | None, float, _Moments]:
+    """A ``weight`` [K, n] and its square, [2, K, n]; the largest of the squares, which is NaN if one is; and their moments.
+
+    The first may be left out where it is not ``wanted``.
+    """
     units = max(1, weight.shape[1])
     if library.takes(weight):
-        powers, fourths = weight.new_empty(2, *weight.shape), weight.new_empty(weight.shape[1])
+        powers = weight.new_empty(2, *weight.shape) if wanted else None
+        fourths = weight.new_empty(weight.shape[1])
         sums = torch.empty(3, dtype=torch.float64)
-        library.call("squares", torch.float32, weight, powers, fourths, sums, outputs=len(weight), inputs=weight.shape[1])
+        sizes = {"outputs": len(weight), "inputs": weight.shape[1], "powers": wanted}
+        # What is not wanted is not written.
+        library.call("squares", torch.float32, weight, fourths, sums, fourths if powers is None else powers, **sizes)
         largest, second, sixth = sums.tolist()
         largest = math.nan if math.isnan(second) else largest
     else:

@@ -35,7 +35,7 @@ _FIELDS = {
     "nodes": "outputs inputs groups threads portable",
     "one_product": "batch inputs outputs scale threads portable",
     "moments": "count every threads portable",
-    "squares": "outputs inputs threads portable",
+    "squares": "outputs inputs powers threads portable",
 }
 # Their types, if not int64_t.
 _TYPES: dict[str, Any] = {
