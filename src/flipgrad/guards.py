@@ -206,6 +206,17 @@ def cannot_look() -> bool:
     return capturing() or torch._C._are_functorch_transforms_active()
 
 
+def own(states: Tensor) -> Tensor:
+    """States that are an input of an autograd function, as its output: themselves, or a copy where they cannot be given away."""
+    return states.clone() if cannot_look() else states
+
+
+def give_away(ctx: Any, states: Tensor) -> None:
+    """Say that an autograd function has :func:`own` states: nobody else is to use them afterwards."""
+    if not cannot_look():
+        ctx.mark_dirty(states)
+
+
 def only_computes(tensors: Sequence[Tensor]) -> bool:
     """Whether torch does nothing with ``tensors`` but to compute: it neither captures nor transforms, records nor watches.
 

@@ -30,7 +30,7 @@ from flipgrad.errors import InputError
 from flipgrad.estimators._head import HeadGradient, head_losses, is_linear, stream_losses
 from flipgrad.flips.averaging import Averaging
 from flipgrad.flips.choice import decided
-from flipgrad.guards import cannot_look, capturing, once, signed
+from flipgrad.guards import cannot_look, capturing, give_away, once, own, signed
 from flipgrad.jets import Jets
 from flipgrad.noise import Noise
 from flipgrad.norms import SignMap
@@ -260,11 +260,12 @@ class _PathStates(torch.autograd.Function):
         x: Tensor, a: Tensor, states: Tensor, averaged: Tensor | None, share: Tensor | None, affine: AffineMap, noise: Noise,
         tolerance: float, exact: bool, flips: bool, binary: bool, prior: Prior | None, *tensors: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        return states.clone()
+        return own(states)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, a, _, averaged, share, ctx.affine, ctx.noise, ctx.tolerance, ctx.exact, *rest = inputs
+        x, a, states, averaged, share, ctx.affine, ctx.noise, ctx.tolerance, ctx.exact, *rest = inputs
+        give_away(ctx, states)
         ctx.flips, ctx.binary, ctx.prior, *tensors = rest
         ctx.save_for_backward(x, a, averaged, share, *tensors)
 
@@ -292,11 +293,12 @@ class _StreamStates(torch.autograd.Function):
     @staticmethod
     @signed
     def forward(a: Tensor, states: Tensor, noise: Noise, orders: tuple[int, ...], *carriers: Tensor) -> Tensor:
-        return states.clone()
+        return own(states)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        a, _, ctx.noise, ctx.orders, *_ = inputs
+        a, states, ctx.noise, ctx.orders, *_ = inputs
+        give_away(ctx, states)
         ctx.save_for_backward(a)
 
     @staticmethod
