@@ -207,7 +207,7 @@ def cannot_look() -> bool:
 
 
 def own(states: Tensor) -> Tensor:
-    """States that are an input of an autograd function, as its output: themselves, or a copy where they cannot be given away."""
+    """States that go through an autograd function, as its output: themselves, or a copy where they cannot be given away."""
     return states.clone() if cannot_look() else states
 
 
