@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -56,6 +56,9 @@ class _BatchObjective(ABC):
 
 class LinearHeadObjective(_BatchObjective):
     """An objective whose losses at flips of the units behind a linear head are known without evaluating them there."""
+
+    # Whether the averaged gradient in the head's parameters is known, too.
+    knows_average: ClassVar[bool] = True
 
     @abstractmethod
     def at_flips(
@@ -163,6 +166,8 @@ class BernoulliLikelihood(AdditiveObjective):
     >>> BernoulliLikelihood(torch.ones(2, 4))(torch.zeros(5, 2, 4)).shape
     torch.Size([5, 2])
     """
+
+    knows_average = False
 
     def __init__(self, targets: Tensor) -> None:
         super().__init__(targets, "BernoulliLikelihood", "targets")

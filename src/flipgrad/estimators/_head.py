@@ -75,7 +75,7 @@ def head_losses(
     flipped = x
     known = None
     if isinstance(objective, LinearHeadObjective) and is_linear(net.head) and gradient != "enhanced":
-        averages = gradient == "rao-blackwell" and torch.is_grad_enabled()
+        averages = gradient == "rao-blackwell" and objective.knows_average and torch.is_grad_enabled()
         opposite = _opposite(net, last, x).t() if averages else None
         outputs, known = _at_flips(net, net.head, x, opposite, objective, tolerance, flip=flip)
     if known is not None:
