@@ -7,6 +7,7 @@ import torch
 
 import flipgrad as fg
 import reference
+from flipgrad.contract import LayerCall
 from reference import assert_same, batch, build, chain, fully_connected, gradients, mean_gradient, noise_like
 
 
@@ -49,3 +50,19 @@ def test_is_biased_in_the_last_layer_with_a_curved_objective():
     exact = gradients(reference.expected_loss(chain(net), x, objective).sum(), net)
     mean = mean_gradient(net, chain(net), x, objective, fg.ST())
     assert (mean["0.weight"] - exact["0.weight"]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("estimator", [fg.PSA(), fg.ST()], ids=["psa", "st"])
+def test_states_are_given_away_and_not_copied(estimator, monkeypatch):
+    """What was sampled is what comes out, with the gradient of its mean; a change in place is an error and not silent."""
+    torch.manual_seed(0)
+    layer, x, drawn = fg.BinaryLinear(3, 4).double(), torch.randn(5, 3).double(), []
+    sample = LayerCall.sample
+    monkeypatch.setattr(LayerCall, "sample", lambda call, a: drawn.append(sample(call, a)) or drawn[-1])
+    states = layer(x, estimator=estimator)
+    assert states.data_ptr() == drawn[0].data_ptr()
+    gradient = torch.autograd.grad(states.sum(), layer.weight, retain_graph=True)[0]
+    a = x @ layer.weight.t() + layer.bias
+    torch.testing.assert_close(gradient, (2 * layer.noise.pdf(a)).t() @ x)
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        states.mul_(2)
