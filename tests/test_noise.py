@@ -289,6 +289,8 @@ def test_the_gradient_leaves_what_a_noise_of_the_user_keeps():
     kept = Logistic().pdf(a)
 
     class Keeping:
+        mean_gradient = Noise.mean_gradient
+
         def pdf(self, a):
             return kept
 

@@ -66,7 +66,7 @@ class Signal:
 
     def slopes(self) -> Tensor:
         """The ordinary gradient in the pre-activations."""
-        return (self.noise.pdf(self.a) * self.grad).mul_(2)
+        return self.noise.mean_gradient(self.a, self.grad)
 
 
 class AffineMap(ABC):

@@ -143,8 +143,7 @@ class BinaryWeightMap(AffineMap):
         if size is None:
             return self._scaled().log_ratio(x, a, states, noise, tolerance)
         parts = rank_one.log_changes(self._rows(a), self._rows(states), 2 * size, noise, self._groups)
-        # The sum is that of a product with the states, which a ratio is without.
-        return self._over_units(x, parts).mul_(x)
+        return self._over_units(x, parts, of_ratio=True)
 
     def slope_product(self, x: Tensor, share: Tensor, a: Tensor, grad: Tensor, noise: Noise, tolerance: float = 0.0) -> Tensor:
         return self._scaled().slope_product(x, share, a, grad, noise, tolerance)
@@ -163,13 +162,13 @@ class BinaryWeightMap(AffineMap):
         step = 2 * self.scale.detach().to(a.dtype)
         return rank_one.changes(a, grad, sums, step, back.noise, self._groups, keep_even=keep_even)
 
-    def _over_units(self, x: Tensor, parts: rank_one.Changes) -> Tensor:
+    def _over_units(self, x: Tensor, parts: rank_one.Changes, *, of_ratio: bool = False) -> Tensor:
         """The sum over the outputs of every unit of ``x``."""
         signs = self.inner.weight.detach()
         form = self.inner.flip_form(signs, x)
         weight = form.weight.sign() if self.inner.views else signs
         units = form.units(x).to(weight.dtype)
-        u = rank_one.over_units(units, parts, weight, form.geometry, holes=bool(self.inner.views))
+        u = rank_one.over_units(units, parts, weight, form.geometry, holes=bool(self.inner.views), of_ratio=of_ratio)
         return self.inner.moved_back(form, x, u).to(x.dtype)
 
     def _over_weights(self, back: Signal, parts: rank_one.Changes, meetings: Meetings, besides: Tensor | None = None) -> Tensor:

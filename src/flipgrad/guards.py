@@ -7,10 +7,9 @@ at then, and gradients may get lost.
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
-from inspect import signature
+from functools import lru_cache, wraps
 from types import CodeType, FrameType
-from typing import Any, NoReturn, TypeVar, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from torch.utils.checkpoint import CheckpointFunction
 from flipgrad.errors import InputError
 
 Backward = Callable[..., tuple[Tensor | None, ...]]
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 # Tensors that are no more than that.
 _PLAIN = (Tensor, nn.Parameter)
@@ -30,13 +28,24 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 _without_compiler: Callable[..., Tensor] | None = None
 
 
-def signed(function: FunctionT) -> FunctionT:
-    """A ``forward`` of an autograd function that keeps its signature, which torch asks for at every call.
+def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """``function.apply`` of ``arguments``, for a function whose ``forward`` does without a context.
 
-    To find it out anew takes longer than a layer of a few units.
+    Torch finds out at every call how such a ``forward`` takes its arguments, which takes longer than a layer of a few units.
+    That is for transforms and captured graphs alone: where there are none, a twin with a context is applied.
     """
-    function.__signature__ = signature(function)  # type: ignore[attr-defined]
-    return function
+    return (function if cannot_look() else _with_context(function)).apply(*arguments)
+
+
+@lru_cache(maxsize=64)
+def _with_context(function: Any) -> type[torch.autograd.Function]:
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = function.forward(*arguments)
+        function.setup_context(ctx, arguments, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(function.backward), "__doc__": function.__doc__}
+    return type(function.__name__, (torch.autograd.Function,), methods)
 
 
 def estimate(values: Tensor, *, twice: bool = False) -> Tensor:
@@ -53,7 +62,7 @@ def estimate(values: Tensor, *, twice: bool = False) -> Tensor:
     checkpointed = _is_checkpointed()
     if twice and not checkpointed:
         return values
-    guarded: Tensor = _Estimate.apply(values, twice, checkpointed)  # type: ignore[no-untyped-call]
+    guarded: Tensor = applied(_Estimate, values, twice, checkpointed)
     return guarded
 
 
@@ -64,7 +73,6 @@ class _Estimate(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(values: Tensor, twice: bool, checkpointed: bool) -> Tensor:
         return values.view_as(values)
 
@@ -83,7 +91,7 @@ class _Estimate(torch.autograd.Function):
                 "another draw: hand in no generator (torch's own is put back), hand in the noise itself, or do not checkpoint"
             )
         if not ctx.twice and torch.is_grad_enabled():
-            grad = _Once.apply(grad, values)  # type: ignore[no-untyped-call]
+            grad = applied(_Once, grad, values)
         return grad, None, None
 
 
@@ -100,7 +108,7 @@ def once(backward: Backward) -> Backward:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return results
         known = [grad for grad in grads if grad is not None]
-        return tuple(result if result is None else _Once.apply(result, *known) for result in results)  # type: ignore[no-untyped-call]
+        return tuple(result if result is None else applied(_Once, result, *known) for result in results)
 
     return guarded
 
@@ -112,7 +120,6 @@ class _Once(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(grad: Tensor, *depends_on: Tensor) -> Tensor:
         return grad.view_as(grad)
 
@@ -345,7 +352,7 @@ def in_eval_mode(net: nn.Module) -> Iterator[None]:
 
 def without_derivative(latent: Tensor, states: Tensor) -> Tensor:
     """States sign(latent - Z), or weights, whose derivative nobody has chosen: an error on the way back."""
-    result: Tensor = _UndefinedGradient.apply(latent, states)  # type: ignore[no-untyped-call]
+    result: Tensor = applied(_UndefinedGradient, latent, states)
     return result
 
 
@@ -354,7 +361,6 @@ class _UndefinedGradient(torch.autograd.Function):
     """A sampled sign, whose derivative nobody has chosen."""
 
     @staticmethod
-    @signed
     def forward(a: Tensor, states: Tensor) -> Tensor:
         return states.clone()
 

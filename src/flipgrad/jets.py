@@ -27,7 +27,7 @@ from torch import Tensor
 
 from flipgrad.affine import Affine, along, over_channels, per_channel
 from flipgrad.flips import ordinary
-from flipgrad.guards import once, signed
+from flipgrad.guards import applied, once
 
 # A linear map on the way back: from the gradient in a result to that in what it was made of.
 Pullback = Callable[[Tensor], Tensor]
@@ -67,7 +67,7 @@ class Jets:
         """
 
         def moved(order: int, carrier: Tensor) -> Tensor:
-            result: Tensor = _Carried.apply(carrier, shape, lambda grad: pullback(grad, order))  # type: ignore[no-untyped-call]
+            result: Tensor = applied(_Carried, carrier, shape, lambda grad: pullback(grad, order))
             return result
 
         return replace(self, carriers={order: moved(order, carrier) for order, carrier in self.carriers.items()})
@@ -89,10 +89,10 @@ class Jets:
         both = dict(self.carriers)
         if orders:
             arguments = (states, affine.weight, affine, scale if scale is None else scale.detach(), orders, shape)
-            begun: tuple[Tensor, ...] = _Flips.apply(*arguments)  # type: ignore[no-untyped-call]
+            begun: tuple[Tensor, ...] = applied(_Flips, *arguments)
             for order, carrier in zip(orders, begun, strict=True):
                 first = both.get(order)
-                both[order] = carrier if first is None else _Joined.apply(first, carrier)  # type: ignore[no-untyped-call]
+                both[order] = carrier if first is None else applied(_Joined, first, carrier)
         return replace(self, carriers=both)
 
 
@@ -108,7 +108,6 @@ class _Carried(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(carrier: Tensor, shape: torch.Size, pullback: Pullback) -> Tensor:
         return _zeros(carrier, shape)
 
@@ -129,7 +128,6 @@ class _Joined(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(first: Tensor, second: Tensor) -> Tensor:
         return _zeros(first, first.shape)
 
@@ -150,7 +148,6 @@ class _Flips(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(
         states: Tensor, weight: Tensor, affine: Affine, scale: Tensor | None, orders: tuple[int, ...], shape: torch.Size
     ) -> tuple[Tensor, ...]:

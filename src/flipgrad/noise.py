@@ -15,8 +15,8 @@ import torch
 from torch import Generator, Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.guards import capturing
-from flipgrad.native import sampling
+from flipgrad.guards import capturing, only_computes
+from flipgrad.native import library, sampling
 
 # Differences and curvatures at several steps.
 Parts = tuple[list[Tensor], list[Tensor]]
@@ -89,6 +89,10 @@ class Noise(ABC):
         """The density F'(a)."""
         standard = self._pdf(self._standard(a), 0)
         return standard if self.scale == 1 else standard / self.scale
+
+    def mean_gradient(self, a: Tensor, grad: Tensor) -> Tensor:
+        """2F'(a) times ``grad``: the gradient in pre-activations ``a`` of their units' means, for the gradient in these."""
+        return (self.pdf(a) * grad).mul_(2)
 
     def pdf_derivative(self, a: Tensor, order: int = 1) -> Tensor:
         """The density's derivative of order 1, 2 or 3: F'', F''' and F''''.
@@ -247,6 +251,14 @@ class Logistic(Noise):
     def compiled_sign(self, a: Tensor, seed: int, offset: int = 0) -> Tensor:
         # The probability is computed in the same pass.
         return sampling.logistic_states(a, self.scale, seed, offset)
+
+    def mean_gradient(self, a: Tensor, grad: Tensor) -> Tensor:
+        if not (only_computes((a, grad)) and library.takes(a, grad) and a.shape == grad.shape):
+            return super().mean_gradient(a, grad)
+        # In one pass over memory.
+        slopes = torch.empty_like(a)
+        library.call("slopes", torch.float32, a, grad, slopes, count=a.numel(), scale=self.scale)
+        return slopes
 
     def flip_parts(self, a: Tensor, grad: Tensor, steps: Sequence[float], curvature_nodes: Sequence[int]) -> Parts:
         # With t = a / scale the difference is D = sinh(s) / (cosh(t) + cosh(s)), the curvature (2F - 1) tanh(s / 2) D. Far out

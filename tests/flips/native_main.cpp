@@ -237,6 +237,75 @@ bool log_features_right(int64_t images, int64_t block) {
   return true;
 }
 
+// Passes over units, far ones among them.
+bool units_right(int64_t count) {
+  const Memory<float> a = numbers<float>(count, 20), grad = numbers<float>(count, 1), ratio = numbers<float>(count, 5);
+  Memory<float> x = numbers<float>(count, 1);
+  for (int64_t i = 0; i < count; ++i) x[i] = x[i] < -1 ? 0.0f : x[i] < 0 ? -1.0f : 1.0f;
+  for (int64_t threads : {1, 3}) {
+    for (int64_t portable : {0, 1}) {
+      const UnitProblem p{count, 1.5, threads, portable};
+      Memory<float> slopes = numbers<float>(count, 1e30), mean = numbers<float>(count, 1e30), sums = numbers<float>(count, 1e30);
+      if (flipgrad_slopes_f32(&p, a.get(), grad.get(), slopes.get()) != 0) return false;
+      if (flipgrad_posterior_f32(&p, x.get(), a.get(), ratio.get(), mean.get()) != 0) return false;
+      if (flipgrad_join_f32(&p, a.get(), grad.get(), x.get(), sums.get()) != 0) return false;
+      for (int64_t i = 0; i < count; ++i) {
+        const double t = a[i], unit = x[i], slope = 2 * sigmoid(t / 1.5) * sigmoid(-t / 1.5) / 1.5 * grad[i];
+        // A rounded quotient of a far pre-activation counts in the exponent.
+        if (std::fabs(slopes[i] - slope) > 1e-5 * std::fabs(slope) + 1e-36) return false;
+        if (std::fabs(mean[i] - unit * std::tanh((unit * t - ratio[i]) / 2)) > 1e-5) return false;
+        if (std::fabs(sums[i] - unit * (t + unit * grad[i])) > 1e-5 * (1 + std::fabs(t))) return false;
+      }
+    }
+  }
+  return true;
+}
+
+// Sums of groups, spread over the inputs of a convolution.
+bool spread_right(const Shape& s) {
+  const FlipProblem sizes = problem_of(s, 1, 0);
+  const int64_t out_places = sizes.out_height * sizes.out_width, images = s.batch * s.groups, cells = s.kernel[0] * s.kernel[1];
+  const int64_t count = images * s.in * s.height * s.width;
+  const Memory<float> total = numbers<float>(images * out_places, 1), kernel = numbers<float>(s.groups * cells, 1);
+  const Memory<float> share = numbers<float>(s.groups * s.in, 1), x = numbers<float>(count, 1), own = numbers<float>(count, 1);
+  std::vector<double> spread(images * s.height * s.width);
+  for (int64_t image = 0; image < images; ++image) {
+    for (int64_t place = 0; place < out_places; ++place) {
+      for (int64_t cell = 0; cell < cells; ++cell) {
+        const int64_t row = place / sizes.out_width * s.stride[0] - s.padding[0] + cell / s.kernel[1] * s.dilation[0];
+        const int64_t column = place % sizes.out_width * s.stride[1] - s.padding[1] + cell % s.kernel[1] * s.dilation[1];
+        if (row < 0 || row >= s.height || column < 0 || column >= s.width) continue;
+        spread[(image * s.height + row) * s.width + column] +=
+            double{total[image * out_places + place]} * kernel[image % s.groups * cells + cell];
+      }
+    }
+  }
+  for (int64_t threads : {1, 3}) {
+    for (int64_t portable : {0, 1}) {
+      for (int64_t of_ratio : {0, 1}) {
+        SpreadProblem p{s.batch, s.groups, s.in, s.height, s.width, sizes.out_height, sizes.out_width,
+                        {},      {},       {},   {},       of_ratio, threads,          portable};
+        for (int axis = 0; axis < 2; ++axis) {
+          p.kernel[axis] = s.kernel[axis];
+          p.stride[axis] = s.stride[axis];
+          p.padding[axis] = s.padding[axis];
+          p.dilation[axis] = s.dilation[axis];
+        }
+        Memory<float> sums(new float[count]);
+        std::copy(own.get(), own.get() + count, sums.get());
+        if (flipgrad_spread_f32(&p, total.get(), kernel.get(), share.get(), x.get(), sums.get()) != 0) return false;
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t places = s.height * s.width, channel = i / places, image = channel / s.in;
+          const double shared = share[channel % (s.groups * s.in)] * spread[image * places + i % places];
+          const double right = x[i] * (of_ratio ? own[i] + x[i] * shared : shared + x[i] * own[i]);
+          if (std::fabs(sums[i] - right) > 1e-4 * (1 + std::fabs(right))) return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
 // The functions of weights: w (2 + c) and w^2 (3 + c), c = 2 (w / limit)^2 - 1.
 bool weights_right(int64_t count) {
   const float coefficients[] = {2, 1, 3, 1};
@@ -439,7 +508,9 @@ int main() {
       failures += !sums_right<double>(flipgrad_ratio_f64, ratio_term, true, shape, size, 1e-12);
     }
   }
+  for (const Shape& shape : shapes) failures += !spread_right(shape);
   for (int64_t count : {0, 1, 31, 32, 33, 1000, 100001}) {
+    failures += !units_right(count);
     failures += !samples_right<float>(flipgrad_sample_logistic_f32, count);
     failures += !samples_right<double>(flipgrad_sample_logistic_f64, count);
     failures += !samples_right<float>(flipgrad_sample_probability_f32, count);

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kMostFeatures = 16;
 
+#define FLIPGRAD_WITH_AVX512
 #define FLIPGRAD_KERNELS "feature_kernels.inc"
 #include "for_each_target.inc"
 
@@ -38,7 +39,7 @@ void some_features(void* context, int64_t task, int64_t) {
   const Work& work = *static_cast<Work*>(context);
   const FeatureProblem& p = work.problem;
   const int64_t image = task / work.parts, first = task % work.parts * kElements;
-  const auto range = p.portable || !has_avx2() ? portable::feature_range : fastest::feature_range;
+  const auto range = FLIPGRAD_BEST(p.portable, feature_range);
   range(p, first, std::min(first + kElements, p.block), work.a + image * p.block, work.grad + image * p.block,
         work.difference + image * p.differences * p.block, work.curvature + image * p.curvatures * p.block);
 }
@@ -54,7 +55,7 @@ void some_log_features(void* context, int64_t task, int64_t) {
   const LogWork& work = *static_cast<LogWork*>(context);
   const LogFeatureProblem& p = work.problem;
   const int64_t image = task / work.parts, first = task % work.parts * kElements;
-  const auto range = p.portable || !has_avx2() ? portable::log_feature_range : fastest::log_feature_range;
+  const auto range = FLIPGRAD_BEST(p.portable, log_feature_range);
   range(p, first, std::min(first + kElements, p.block), work.a + image * p.block, work.states + image * p.block,
         work.difference + image * p.differences * p.block, work.curvature + image * p.curvatures * p.block);
 }
@@ -68,7 +69,7 @@ struct WeightWork {
 void some_weights(void* context, int64_t task, int64_t) {
   const WeightWork& work = *static_cast<WeightWork*>(context);
   const WeightProblem& p = work.problem;
-  const auto range = p.portable || !has_avx2() ? portable::weight_range : fastest::weight_range;
+  const auto range = FLIPGRAD_BEST(p.portable, weight_range);
   range(p, task * kElements, std::min((task + 1) * kElements, p.count), work.weight, work.out);
 }
 
@@ -82,7 +83,7 @@ struct MomentWork {
 
 void some_moments(void* context, int64_t task, int64_t) {
   const MomentWork& work = *static_cast<MomentWork*>(context);
-  const auto range = work.portable || !has_avx2() ? portable::moment_range : fastest::moment_range;
+  const auto range = FLIPGRAD_BEST(work.portable, moment_range);
   for (int64_t block = task * kBlocks; block < (task + 1) * kBlocks; ++block) {
     const int64_t first = block * work.every * kBlock;
     if (first >= work.count) break;
@@ -103,7 +104,7 @@ struct NodeWork {
 void some_node_moments(void* context, int64_t task, int64_t) {
   const NodeWork& work = *static_cast<NodeWork*>(context);
   const NodeProblem& p = work.problem;
-  const auto range = p.portable || !has_avx2() ? portable::moment_range : fastest::moment_range;
+  const auto range = FLIPGRAD_BEST(p.portable, moment_range);
   for (int64_t row = task * kNodeRows; row < std::min((task + 1) * kNodeRows, p.outputs); ++row) {
     range(row * p.inputs, (row + 1) * p.inputs, work.weight, work.moments + 3 * row);
   }
@@ -113,7 +114,7 @@ void some_node_moments(void* context, int64_t task, int64_t) {
 void some_scaled(void* context, int64_t task, int64_t) {
   const NodeWork& work = *static_cast<NodeWork*>(context);
   const NodeProblem& p = work.problem;
-  const auto range = p.portable || !has_avx2() ? portable::scaled_range : fastest::scaled_range;
+  const auto range = FLIPGRAD_BEST(p.portable, scaled_range);
   const int64_t group = task / work.parts, first = task % work.parts * kNodeInputs, outputs = p.outputs / p.groups;
   const int64_t count = std::min(kNodeInputs, p.inputs - first);
   float* sums = work.per_input + group * p.inputs + first;

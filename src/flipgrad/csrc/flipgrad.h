@@ -34,6 +34,27 @@ struct SampleProblem {
   double t;
 };
 
+// A pass over `count` units or pre-activations; the scale is of the noise, where there is one.
+struct UnitProblem {
+  int64_t count;
+  double scale;
+  int64_t threads;
+  int64_t portable;
+};
+
+// Sums at the places of a convolution's output, one for every group, spread over its inputs: by a kernel [groups, kernel] and with a
+// share for every input channel [groups, channels]. `of_ratio`: how they are joined to other sums, see unit_kernels.inc.
+struct SpreadProblem {
+  int64_t batch, groups;
+  // Channels of one group.
+  int64_t in_channels;
+  int64_t height, width, out_height, out_width;
+  int64_t kernel[2], stride[2], padding[2], dilation[2];
+  int64_t of_ratio;
+  int64_t threads;
+  int64_t portable;
+};
+
 // The functions of the pre-activations in the separable flip product, for images of `block` elements each: those of `differences`
 // nodes s, given by cosh(s), are written one after the other for every image, and those of the curvature part likewise.
 struct FeatureProblem {
@@ -131,6 +152,16 @@ int flipgrad_ratio_f32(const FlipProblem* problem, const float* x, const float* 
                        float* log_ratio);
 int flipgrad_ratio_f64(const FlipProblem* problem, const double* x, const double* a, const double* y, const double* weight,
                        double* log_ratio);
+
+// 2F'(a) grad, F the sigmoid of a / scale.
+int flipgrad_slopes_f32(const UnitProblem* problem, const float* a, const float* grad, float* slopes);
+// The posterior means of units: x tanh((x log_odds - ratio) / 2).
+int flipgrad_posterior_f32(const UnitProblem* problem, const float* x, const float* log_odds, const float* ratio, float* mean);
+// x (once + x twice), which may be written over `once` or `twice`.
+int flipgrad_join_f32(const UnitProblem* problem, const float* once, const float* twice, const float* x, float* out);
+// What is spread over the inputs is joined to their `sums`, in place.
+int flipgrad_spread_f32(const SpreadProblem* problem, const float* total, const float* kernel, const float* share, const float* x,
+                        float* sums);
 
 int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* difference, float* curvature);
 int flipgrad_log_features_f32(const LogFeatureProblem* problem, const float* a, const float* states, float* difference,

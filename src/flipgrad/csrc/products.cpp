@@ -72,9 +72,7 @@ void some_products(void* context, int64_t task, int64_t thread) {
   const FlushToZero flush;
   const int64_t row = task / product.column_blocks * product.rows, column = task % product.column_blocks * product.columns;
   const Block block{row, std::min(product.rows, p.batch - row), column, std::min(product.columns, p.in - column)};
-  const auto compute = p.portable || !has_avx2() ? portable::multiply_block
-                       : has_avx512_popcount()   ? avx512::multiply_block
-                                                 : fastest::multiply_block;
+  const auto compute = FLIPGRAD_BEST(p.portable, multiply_block);
   compute(product, block, product.panels + thread * kDepth * product.columns);
 }
 

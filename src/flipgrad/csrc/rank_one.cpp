@@ -15,6 +15,7 @@ namespace {
 // Steps, in scales: up to the first one series give all digits of a log ratio, up to the other one a product does not overflow.
 constexpr double kSeriesStep = 0.25, kModerateStep = 20;
 
+#define FLIPGRAD_WITH_AVX512
 #define FLIPGRAD_KERNELS "rank_one_kernels.inc"
 #include "for_each_target.inc"
 
@@ -28,7 +29,8 @@ struct Work {
 void some_channels(void* context, int64_t task, int64_t) {
   const Work& work = *static_cast<Work*>(context);
   const RankOneProblem& p = work.problem;
-  const bool portable = p.portable || !has_avx2();
+  const auto of_logs = FLIPGRAD_BEST(p.portable, log_channel);
+  const auto of_cdf = FLIPGRAD_BEST(p.portable, flip_channel);
   const int64_t channels = p.channels / p.groups, first = task * channels;
   float* spread = work.spread + task * p.block;
   std::fill(spread, spread + p.block, 0.0f);
@@ -36,11 +38,10 @@ void some_channels(void* context, int64_t task, int64_t) {
     const int64_t at = row * p.block;
     const float step = work.steps[row % p.channels];
     if (p.of_logs) {
-      (portable ? portable::log_channel : fastest::log_channel)(p, step, work.a + at, work.given + at, work.odd + at, spread);
+      of_logs(p, step, work.a + at, work.given + at, work.odd + at, spread);
     } else {
-      (portable ? portable::flip_channel : fastest::flip_channel)(p, step, work.a + at, work.given + at, work.sums + at,
-                                                                  work.odd + at, p.keep_even ? work.even + at : nullptr, spread,
-                                                                  work.rows + 3 * row);
+      of_cdf(p, step, work.a + at, work.given + at, work.sums + at, work.odd + at, p.keep_even ? work.even + at : nullptr, spread,
+             work.rows + 3 * row);
     }
   }
 }
@@ -58,7 +59,7 @@ struct RowWork {
 void some_rows(void* context, int64_t task, int64_t) {
   const RowWork& work = *static_cast<RowWork*>(context);
   const RankOneProblem& p = work.problem;
-  const auto row = p.portable || !has_avx2() ? portable::log_row : fastest::log_row;
+  const auto row = FLIPGRAD_BEST(p.portable, log_row);
   for (int64_t image = task * kRows; image < std::min((task + 1) * kRows, p.images); ++image) {
     const int64_t at = image * p.channels;
     work.spread[image] = row(p, work.tables, work.some, work.all_small, work.a + at, work.states + at, work.odd + at);

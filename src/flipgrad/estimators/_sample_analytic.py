@@ -30,7 +30,8 @@ from flipgrad.errors import InputError
 from flipgrad.estimators._head import HeadGradient, head_losses, is_linear, stream_losses
 from flipgrad.flips.averaging import Averaging
 from flipgrad.flips.choice import decided
-from flipgrad.guards import cannot_look, capturing, give_away, once, own, signed
+from flipgrad.flips.units import posterior_means
+from flipgrad.guards import applied, cannot_look, capturing, give_away, once, own
 from flipgrad.jets import Jets
 from flipgrad.noise import Noise
 from flipgrad.norms import SignMap
@@ -144,9 +145,9 @@ class SampleAnalytic(LocalEstimator):
                 averaged, share = self._posterior(call, prior, a, sampled, log_odds)
                 # In a captured graph both are there, and it is known only then which.
                 averaged = torch.where(pays, averaged, call.x.detach()) if isinstance(pays, Tensor) else averaged
-        states: Tensor = _PathStates.apply(  # type: ignore[no-untyped-call]
-            call.x, a, sampled, averaged, share, call.affine, call.noise, self.tolerance, self.exact, self.flips, call.binary,
-            prior, *call.affine.tensors,
+        states: Tensor = applied(
+            _PathStates, call.x, a, sampled, averaged, share, call.affine, call.noise, self.tolerance, self.exact, self.flips,
+            call.binary, prior, *call.affine.tensors,
         )  # fmt: skip
         return states
 
@@ -164,7 +165,7 @@ class SampleAnalytic(LocalEstimator):
             jets = call.jets.scaled(affine.scale, affine.channel_dim)
             call.order = self._order(call)
         orders = tuple(jets.carriers)
-        states: Tensor = _StreamStates.apply(a, sampled, call.noise, orders, *jets.carriers.values())  # type: ignore[no-untyped-call]
+        states: Tensor = applied(_StreamStates, a, sampled, call.noise, orders, *jets.carriers.values())
         return states
 
     def _order(self, call: LayerCall) -> int:
@@ -241,11 +242,10 @@ class SampleAnalytic(LocalEstimator):
             x = call.x.detach()
             tolerance = max(self.tolerance, min(POSTERIOR_TOLERANCE_FACTOR * self.tolerance, LARGEST_POSTERIOR_TOLERANCE))
             ratio = call.affine.log_ratio(x, a, states, call.noise, tolerance)
-            # log q / (1 - q) of the sampled states, from those of +1 before.
-            posterior = torch.addcmul(ratio, x, log_odds, value=-1).neg_()
-            # Torch computes a sigmoid three times as fast as tanh.
-            mean = torch.sigmoid(posterior).mul_(2).sub_(1).mul_(x)
-            return mean, torch.sigmoid(-posterior) if self.inputs == "rao-blackwell" else None
+            share = None
+            if self.inputs == "rao-blackwell":
+                share = torch.sigmoid(torch.addcmul(ratio, x, log_odds, value=-1))
+            return posterior_means(x, log_odds, ratio), share
 
 
 @final
@@ -255,7 +255,6 @@ class _PathStates(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(
         x: Tensor, a: Tensor, states: Tensor, averaged: Tensor | None, share: Tensor | None, affine: AffineMap, noise: Noise,
         tolerance: float, exact: bool, flips: bool, binary: bool, prior: Prior | None, *tensors: Tensor | None,
@@ -291,7 +290,6 @@ class _StreamStates(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(a: Tensor, states: Tensor, noise: Noise, orders: tuple[int, ...], *carriers: Tensor) -> Tensor:
         return own(states)
 

@@ -29,7 +29,7 @@ from flipgrad.flips._vmap import WithoutGradient, over_draws
 from flipgrad.flips.choice import Choice, choose, choose_ratio, choose_without_kernel, explain
 from flipgrad.flips.ordinary import Geometry
 from flipgrad.flips.plan import Plan
-from flipgrad.guards import only_computes
+from flipgrad.guards import applied, only_computes
 from flipgrad.noise import Laplace, Logistic, Noise, Normal, Uniform
 
 __all__ = ["Choice", "Geometry", "Plan", "choose", "entropy_product", "explain", "flip_product", "log_ratio", "slope_product"]
@@ -210,7 +210,7 @@ def _evaluate(
         result = getattr(torch.ops.flipgrad, kind.name)(*tensors, *layer)
     else:
         compute = partial(_compute, kind, noise, tolerance)
-        result = WithoutGradient.apply(compute, geometry, kind.per_weight, *tensors)  # type: ignore[no-untyped-call]
+        result = applied(WithoutGradient, compute, geometry, kind.per_weight, *tensors)
     return result
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.flips.ordinary import Geometry
-from flipgrad.guards import capturing
+from flipgrad.guards import applied, capturing
 
 # A sum over flips of the layer's tensors, the weight last, and its geometry.
 Evaluate = Callable[[Sequence[Tensor], Geometry | None], Tensor]
@@ -88,6 +88,6 @@ class WithoutGradient(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], evaluate: Evaluate, geometry: Any, per_weight: bool, *tensors: Tensor) -> Any:
         def again(tensors: Sequence[Tensor], geometry: Geometry | None) -> Any:
-            return WithoutGradient.apply(evaluate, geometry, per_weight, *tensors)  # type: ignore[no-untyped-call]
+            return applied(WithoutGradient, evaluate, geometry, per_weight, *tensors)
 
         return over_draws(again, info.batch_size, in_dims[3:], tensors, geometry, per_weight=per_weight)

@@ -31,7 +31,7 @@ from flipgrad.flips import RATIO_ERROR_FACTOR, choose, log_ratio
 from flipgrad.flips.choice import Choice
 from flipgrad.flips.form import Form
 from flipgrad.flips.separable import fused_product, fused_product_pays
-from flipgrad.guards import cannot_look, once, signed
+from flipgrad.guards import applied, cannot_look, once
 from flipgrad.native import library
 from flipgrad.noise import Logistic, sign
 
@@ -224,7 +224,7 @@ class SoftmaxFlips:
 
         In ``weight`` it is :math:`x_i [(1 - \pi_i) d_k(x) - \pi_i d_k(x_{\downarrow i})]`.
         """
-        term: Tensor = _Averaged.apply(weight, bias, self, opposite)  # type: ignore[no-untyped-call]
+        term: Tensor = applied(_Averaged, weight, bias, self, opposite)
         return term
 
     def gradients(self, opposite: Tensor, grad: Tensor, *, of_bias: bool) -> tuple[Tensor, Tensor | None]:
@@ -251,7 +251,6 @@ class _Averaged(torch.autograd.Function):
     """Zeros [B]; backward, the averaged gradient of a cross-entropy in the head's parameters, in a few products."""
 
     @staticmethod
-    @signed
     def forward(weight: Tensor, bias: Tensor | None, flips: SoftmaxFlips, opposite: Tensor) -> Tensor:
         return flips.p.new_zeros(len(flips.p))
 

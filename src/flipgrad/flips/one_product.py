@@ -35,9 +35,9 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from flipgrad.flips import rank_one
+from flipgrad.flips import rank_one, units
 from flipgrad.flips.form import MARGIN, difference_and_curvature, moments
-from flipgrad.flips.ordinary import NARROW_ERROR, Geometry, by_examples, input_gradient, narrow_input_gradient
+from flipgrad.flips.ordinary import NARROW_ERROR, Geometry, by_examples, narrow_input_gradient
 from flipgrad.flips.separable import fused_product_pays
 from flipgrad.guards import cannot_look
 from flipgrad.native import library
@@ -63,7 +63,13 @@ def log_ratio(x: Tensor, a: Tensor, states: Tensor, weight: Tensor, noise: Noise
     def examples(x: Tensor, a: Tensor, states: Tensor) -> Tensor:
         parts = rank_one.log_changes(a, states, 2 * node, noise, groups)
         odd = narrow_input_gradient(parts.odd, scaled, x, geometry)
-        return torch.addcmul(odd, _spread(parts.spread, per_input, weight, x, geometry), x, out=odd).mul_(x)
+        if geometry is None:
+            return units.joined(odd, parts.spread * per_input.view(-1), x)
+        # A kernel for all inputs of a group, and a factor for each of them.
+        kernel = per_input.sum(1)
+        share = per_input.sum(2) / kernel.sum(1, keepdim=True).clamp(min=torch.finfo(kernel.dtype).tiny)
+        kernel = kernel.view(groups, *weight.shape[2:])
+        return units.spread(parts.spread, kernel, share, odd, x, geometry, of_ratio=True)
 
     return by_examples(examples, x, a, states)
 
@@ -100,18 +106,6 @@ def _nodes(weight: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
     per_input = torch.bmm(inverse.square().view(groups, 1, -1), square.unflatten(0, (groups, -1)))
     per_input = per_input.view(groups, weight.shape[1], -1) / outputs
     return node, scaled, per_input
-
-
-def _spread(total: Tensor, per_input: Tensor, weight: Tensor, x: Tensor, geometry: Geometry | None) -> Tensor:
-    """The sums over the output channels, [B, groups, ...], spread over the inputs like ``x``."""
-    if geometry is None:
-        return total * per_input.view(-1)
-    # A kernel for all inputs of a group, and a factor for each of them.
-    kernel = per_input.sum(1)
-    share = per_input.sum(2) / kernel.sum(1, keepdim=True).clamp(min=torch.finfo(kernel.dtype).tiny)
-    groups = geometry.groups
-    shared = input_gradient(total, kernel.view(groups, 1, *weight.shape[2:]), x[:, :groups], geometry)
-    return (shared.unsqueeze(2) * share[:, :, None, None]).flatten(1, 2)
 
 
 def error(weight: Tensor, noise: Noise, known: tuple[float, float, float] | None = None) -> float:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.flips.ordinary import Geometry, input_gradient, weight_gradient
+from flipgrad.flips.units import joined, spread
 from flipgrad.guards import cannot_look
 from flipgrad.native import library
 from flipgrad.noise import Noise
@@ -115,8 +116,10 @@ def _by_group(even: Tensor, groups: int) -> Tensor:
     return summed
 
 
-def over_units(x: Tensor, parts: Changes, signs: Tensor, geometry: Geometry | None, *, holes: bool) -> Tensor:
-    r"""The sums :math:`\sum_j W_{ji} E_j + x_i \sum_j |W_{ji}| O_j` of all units, and 0 where there is none.
+def over_units(
+    x: Tensor, parts: Changes, signs: Tensor, geometry: Geometry | None, *, holes: bool, of_ratio: bool = False
+) -> Tensor:
+    r"""The sums :math:`x_i [x_i \sum_j W_{ji} E_j + \sum_j |W_{ji}| O_j]` of all units.
 
     Args:
         x: states [B, in], or [B, C, H, W] of a convolution.
@@ -125,19 +128,20 @@ def over_units(x: Tensor, parts: Changes, signs: Tensor, geometry: Geometry | No
         geometry: of the convolution.
         holes: whether there are zeros among the ``signs``. They are then at the same inputs, or places of the kernel, in all
             output channels.
+        of_ratio: whether the sums are of a log ratio: then they are times :math:`x_i` once more.
 
     Returns:
         The sums, shaped like ``x``.
     """
+    odd = input_gradient(parts.odd, signs, x, geometry)
     # Of all the output channels of a group, one weight is as good as another.
     if geometry is None:
-        spread = parts.spread * signs[:1].abs() if holes else parts.spread
-    else:
-        groups = geometry.groups
-        kernel = signs[:1, :1].abs() if holes else torch.ones_like(signs[:1, :1])
-        shared = input_gradient(parts.spread, kernel.expand(groups, -1, -1, -1), x[:, :groups], geometry)
-        spread = shared.repeat_interleave(x.shape[1] // groups, 1) if groups > 1 else shared
-    return torch.addcmul(spread, x, input_gradient(parts.odd, signs, x, geometry)).mul_(x)
+        even = parts.spread * signs[:1].abs() if holes else parts.spread.expand_as(odd)
+        return joined(odd, even.contiguous(), x) if of_ratio else joined(even, odd, x)
+    groups = geometry.groups
+    kernel = signs[0, :1].abs() if holes else torch.ones_like(signs[0, :1])
+    share = odd.new_ones(groups, x.shape[1] // groups)
+    return spread(parts.spread, kernel.repeat(groups, 1, 1), share, odd, x, geometry, of_ratio=of_ratio)
 
 
 def over_weights(

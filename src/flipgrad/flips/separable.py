@@ -45,6 +45,7 @@ from torch import Tensor
 
 from flipgrad.flips.form import Coefficients, Form, difference_and_curvature
 from flipgrad.flips.ordinary import Geometry, by_examples, input_gradient, narrow_input_gradient, weight_gradient
+from flipgrad.flips.units import joined
 from flipgrad.native import library
 from flipgrad.native.library import call, floats
 from flipgrad.noise import Noise, Parts
@@ -99,8 +100,7 @@ def _per_unit(
         product = narrow_input_gradient if form.narrow and not ratio else input_gradient
         even = product(curvatures, curvature_weight, x, geometry)
         twice, once = (even, odd) if ratio else (odd, even)
-        # Times x at the end, so that a zero, which is no unit, gets 0.
-        return torch.addcmul(once, twice, x, out=twice).mul_(x)
+        return joined(once, twice, x)
 
     return by_examples(examples, x, a, given)
 
@@ -115,8 +115,7 @@ def entropy_product(
     differences, curvatures = _mixed(_entropy_parts(a, grad, form, noise), form, noise)
     odd = input_gradient(_join(differences, 1, groups), difference_weight, x, geometry)
     even = input_gradient(_join(curvatures, 1, groups), curvature_weight, x, geometry)
-    # Times x at the end, so that a zero, which is no unit, gets 0.
-    return torch.addcmul(even, odd, x).mul_(x)
+    return joined(even, odd, x)
 
 
 def slope_product(

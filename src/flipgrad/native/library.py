@@ -17,12 +17,19 @@ _FLIP = (
     "x_strides a_strides grad_strides weight_strides u_strides largest_weight scale threads portable"
 )
 _SAMPLE = "count seed offset scale threads portable draws t"
+_UNITS = "count scale threads portable"
 _FIELDS = {
     "flip": _FLIP,
     "ratio": _FLIP,
     "sample_logistic": _SAMPLE,
     "sample_probability": _SAMPLE,
     "mean_slopes": _SAMPLE,
+    "slopes": _UNITS,
+    "posterior": _UNITS,
+    "join": _UNITS,
+    "spread": (
+        "batch groups in_channels height width out_height out_width kernel stride padding dilation of_ratio threads portable"
+    ),
     "features": "images block differences curvatures cosh_steps curvature_nodes scale threads portable",
     "log_features": (
         "images block differences curvatures half_steps half_tanhs heights difference_matrix curvature_matrix scale "
