@@ -169,11 +169,26 @@ def test_explain_says_what_was_chosen_and_why():
     assert "inputs" not in fg.flips.explain(layer)
     gradients(net, normal(64, 6), fg.PSA())
     assert re.search(
-        r"; inputs are sampled: averages leave (9\d|100)% of the variance for \d+% more time$", fg.flips.explain(layer)
+        r"; inputs are sampled: averages leave about (9\d|100)% of the variance, and pay up to 83%$", fg.flips.explain(layer)
     )
     other = chain(40, 40)
     gradients(other, normal(64, 6), fg.PSA())
     assert "inputs are averaged" in fg.flips.explain(other.binary_layers[1])
+
+
+def test_log_ratios_that_cost_more_must_save_more():
+    x, most = normal(64, 6), {}
+    rules = {"approximate": fg.PSA(), "exact": fg.PSA(exact=True)}
+    for name, rule in rules.items():
+        for kind, options in (("real", {}), ("normal", {"noise": fg.Normal()}), ("binary", {"weights": "binary"})):
+            net = chain(40, 40)
+            first, second = net.binary_layers[0], fg.BinaryLinear(40, 40, **options)
+            other = fg.Sequential(first, second, head=nn.Linear(40, 3))
+            gradients(other, x, rule)
+            most[kind, name] = decided[second].most
+            assert decided[second].pays == (decided[second].left < decided[second].most)
+    assert most["binary", "approximate"] == most["binary", "exact"] > most["real", "approximate"]
+    assert most["real", "exact"] == most["normal", "approximate"] < most["real", "approximate"]
 
 
 def test_small_layers_are_averaged_whatever_their_units(monkeypatch):
