@@ -255,7 +255,7 @@ class _SoftmaxObjective(LinearHeadObjective):
             return None
         if opposite is not None:
             losses = losses + flips.averaged(opposite, weight, bias).to(losses.dtype)
-        return HeadFlips(losses, flips.derivative().to(outputs.dtype) if flip else None)
+        return HeadFlips(losses, flips.derivative.to(outputs.dtype) if flip else None)
 
 
 @final

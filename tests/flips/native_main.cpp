@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "flipgrad.h"
@@ -453,6 +454,84 @@ bool squares_right(int64_t outputs, int64_t inputs) {
   return true;
 }
 
+// Flips of a cross-entropy behind a linear map, and the averaged gradients of its weight and bias.
+bool softmax_right(int64_t batch, int64_t units, int64_t outputs) {
+  const int64_t count = batch * units, weights = outputs * units;
+  Memory<float> x = numbers<float>(count, 1), weight = numbers<float>(weights, 0.5), opposite = numbers<float>(count, 1);
+  const Memory<float> logits = numbers<float>(batch * outputs, 2), grad = numbers<float>(batch, 1);
+  Memory<float> targets(new float[batch * outputs]);
+  for (int64_t i = 0; i < count; ++i) x[i] = x[i] < 0 ? -1.0f : 1.0f;
+  for (int64_t i = 0; i < count; ++i) opposite[i] = static_cast<float>(sigmoid(opposite[i]));
+  for (int64_t i = 0; i < weights; ++i) weight[i] = std::max(-2.0f, std::min(2.0f, weight[i]));
+  for (int64_t i = 0; i < batch * outputs; ++i) targets[i] = i % outputs == i / outputs % outputs ? 1.0f - 0.25f * (outputs - 1) / outputs : 0.25f / outputs;
+  std::vector<double> derivative(count), in_weight(weights), in_bias(outputs);
+  for (int64_t b = 0; b < batch; ++b) {
+    // The loss and its slopes in the logits, of the sample or after a flip of unit i.
+    const auto slopes = [&](int64_t i, std::vector<double>& slope) {
+      double sum = 0;
+      for (int64_t k = 0; k < outputs; ++k) {
+        const double moved = logits[b * outputs + k] - (i < 0 ? 0.0 : 2.0 * x[b * units + i] * weight[k * units + i]);
+        sum += slope[k] = std::exp(moved);
+      }
+      double loss = std::log(sum);
+      for (int64_t k = 0; k < outputs; ++k) {
+        const double moved = logits[b * outputs + k] - (i < 0 ? 0.0 : 2.0 * x[b * units + i] * weight[k * units + i]);
+        loss -= targets[b * outputs + k] * moved;
+        slope[k] = slope[k] / sum - targets[b * outputs + k];
+      }
+      return loss;
+    };
+    std::vector<double> here(outputs), there(outputs);
+    const double loss = slopes(-1, here);
+    for (int64_t i = 0; i < units; ++i) {
+      const double other = opposite[b * units + i], unit = x[b * units + i];
+      derivative[b * units + i] = (loss - slopes(i, there)) * unit / 2;
+      for (int64_t k = 0; k < outputs; ++k) {
+        in_weight[k * units + i] += grad[b] * unit * ((1 - other) * here[k] - other * there[k]);
+        in_bias[k] += grad[b] * ((1 - other) * here[k] + other * there[k]) / units;
+      }
+    }
+  }
+  const auto near = [](double found, double right) { return std::fabs(found - right) <= 2e-5 * (1 + std::fabs(right)); };
+  for (int64_t threads : {1, 3}) {
+    for (int64_t portable : {0, 1}) {
+      const SoftmaxProblem s{batch, units, outputs, threads, portable};
+      const Memory<float> p(new float[batch * outputs]), grown(new float[2 * weights]), excess(new float[count]), found(new float[count]);
+      if (flipgrad_softmax_f32(&s, x.get(), logits.get(), targets.get(), weight.get(), p.get(), grown.get(), excess.get(), found.get()) != 0) {
+        return false;
+      }
+      const Memory<float> of_weight(new float[weights]), of_bias(new float[outputs]);
+      if (flipgrad_softmax_gradient_f32(&s, x.get(), opposite.get(), excess.get(), grown.get(), p.get(), targets.get(), grad.get(),
+                                        of_weight.get(), of_bias.get()) != 0) {
+        return false;
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        if (!near(found[i], derivative[i])) return false;
+      }
+      for (int64_t i = 0; i < weights; ++i) {
+        if (!near(of_weight[i], in_weight[i])) return false;
+      }
+      for (int64_t k = 0; k < outputs; ++k) {
+        if (!near(of_bias[k], in_bias[k])) return false;
+      }
+      // A weight that is too large or no number, and a zero in the place of a unit.
+      for (double wrong : {2.1, -3.0, std::nan("")}) {
+        const float kept = std::exchange(weight[weights - 1], static_cast<float>(wrong));
+        const int status =
+            flipgrad_softmax_f32(&s, x.get(), logits.get(), targets.get(), weight.get(), p.get(), grown.get(), excess.get(), found.get());
+        weight[weights - 1] = kept;
+        if (status != 2) return false;
+      }
+      const float kept = std::exchange(x[count / 2], 0.0f);
+      const int status =
+          flipgrad_softmax_f32(&s, x.get(), logits.get(), targets.get(), weight.get(), p.get(), grown.get(), excess.get(), found.get());
+      x[count / 2] = kept;
+      if (status != 2) return false;
+    }
+  }
+  return true;
+}
+
 // Flips of rank one, with E, O and the sums over channels and places; and those of log ratios.
 bool rank_one_right(int64_t images, int64_t channels, int64_t groups, int64_t block, double size) {
   const int64_t rows = images * channels, count = rows * block;
@@ -532,6 +611,8 @@ int main() {
   for (int64_t count : {0, 1, 257, 100001}) failures += !moments_right(count, 1) + !moments_right(count, 3);
   const int64_t weights[][2] = {{0, 3}, {3, 0}, {1, 1}, {7, 5}, {33, 8}, {300, 257}, {2, 70001}};
   for (const auto& s : weights) failures += !squares_right(s[0], s[1]);
+  const int64_t heads[][3] = {{1, 1, 1}, {3, 7, 2}, {5, 64, 3}, {6, 131, 17}, {2, 300, 10}};
+  for (const auto& s : heads) failures += !softmax_right(s[0], s[1], s[2]);
   failures += packed_failures();
   std::printf("%d failures\n", failures);
   return failures != 0;

@@ -135,6 +135,13 @@ struct OneProductProblem {
   int64_t portable;
 };
 
+// Flips of units [batch, units] before a cross-entropy of so many outputs.
+struct SoftmaxProblem {
+  int64_t batch, units, outputs;
+  int64_t threads;
+  int64_t portable;
+};
+
 // Of weights [outputs, inputs]; `powers` is whether these and their squares are wanted.
 struct SquareProblem {
   int64_t outputs, inputs, powers;
@@ -186,6 +193,17 @@ int flipgrad_nodes_f32(const NodeProblem* problem, const float* weight, float* n
 // all without gaps. Returns 2 where a step is too large.
 int flipgrad_one_product_f32(const OneProductProblem* problem, const float* weight, const float* a, const float* states, const float* x,
                              float* log_ratio);
+
+// With targets [batch, outputs] and weight [outputs, units]: the softmax `p` of the logits; exp(-2w) - 1 and exp(2w) - 1 of the
+// weights, `grown` [2, outputs, units]; what the sum of exponentials is above 1 after every flip, and the discrete derivative, both
+// [batch, units]. Returns 2 where a weight is above 2, or no number, or a unit is 0.
+int flipgrad_softmax_f32(const SoftmaxProblem* problem, const float* x, const float* logits, const float* targets, const float* weight,
+                         float* p, float* grown, float* excess, float* derivative);
+// From these the averaged gradients in weight and bias, for those in the losses, `grad` [batch], and the probabilities of the
+// opposite states [batch, units].
+int flipgrad_softmax_gradient_f32(const SoftmaxProblem* problem, const float* x, const float* opposite, const float* excess,
+                                  const float* grown, const float* p, const float* targets, const float* grad, float* in_weight,
+                                  float* in_bias);
 
 // The sums of fourth powers over the outputs, [inputs]; of all squares the largest, which no NaN is, the sum and the sum of cubes; and, if
 // they are wanted, a copy of the weights and their squares, [2, outputs, inputs].

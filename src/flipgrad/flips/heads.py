@@ -188,36 +188,50 @@ class SoftmaxFlips:
 
     .. math:: D_i f = -\tfrac12 x_i \log S_i - (tW)_i, \qquad d_k(x_{\downarrow i}) = p_k e^{-2x_iW_{ki}} / S_i - t_k .
 
+    Made by :meth:`of`; what it keeps is compiled in one pass where that can be.
+
     Args:
         x: states [B, n], without zeros.
-        outputs: b, [B, K].
         targets: t, [B, K].
-        weight: W, [K, n], at most :data:`LARGEST_SOFTMAX_WEIGHT`.
+        p: the softmax of the outputs b, [B, K].
+        grown: what the exponentials of -2W and 2W are above 1, so that small weights keep their digits, [2, K, n].
+        excess: what S is above 1, [B, n].
+        derivative: D f, [B, n].
     """
 
-    def __init__(self, x: Tensor, outputs: Tensor, targets: Tensor, weight: Tensor) -> None:
-        self.x, self.targets, self.weight, self.p = x, targets, weight, outputs.softmax(-1)
-        self.up = x > 0
-        # What the exponentials are above 1, so that small weights keep their digits.
-        self.grown = torch.expm1(-2 * weight), torch.expm1(2 * weight)
-        self.excess = torch.where(self.up, self.p @ self.grown[0], self.p @ self.grown[1])
+    def __init__(self, x: Tensor, targets: Tensor, p: Tensor, grown: Tensor, excess: Tensor, derivative: Tensor) -> None:
+        self.x, self.targets, self.p, self.grown, self.excess = x, targets, p, grown, excess
+        # The discrete derivative in the states, [B, n].
+        self.derivative = derivative
 
     @staticmethod
     def of(x: Tensor, outputs: Tensor, targets: Tensor, weight: Tensor) -> SoftmaxFlips | None:
-        """In a dtype that is wide enough for the weights, or None if none is, or if there are zeros among the states."""
+        """In a dtype that is wide enough for the weights, or None if none is, or if there are zeros among the states.
+
+        Args:
+            x: states [B, n].
+            outputs: b, [B, K].
+            targets: t, [B, K].
+            weight: W, [K, n], at most :data:`LARGEST_SOFTMAX_WEIGHT`.
+        """
         x, outputs, targets, weight = (t.detach() for t in (x, outputs, targets, weight))
         if cannot_look() or not weight.numel() or not len(x):
             return None
+        if library.takes(x, outputs, targets, weight):
+            found = torch.empty_like(outputs), weight.new_empty(2, *weight.shape), torch.empty_like(x), torch.empty_like(x)
+            # Refused are the weights and states that are looked at below.
+            if library.call("softmax", torch.float32, x, outputs, targets, weight, *found, **_sizes(x, outputs)) == 0:
+                return SoftmaxFlips(x, targets, *found)
         low, high = (float(t) for t in torch.aminmax(weight))
         largest = max(-low, high)
         if not largest <= LARGEST_SOFTMAX_WEIGHT or not bool(x.abs().amin() > 0):
             return None
         wide = torch.float64 if largest > LARGEST_FLOAT_WEIGHT else outputs.dtype
-        return SoftmaxFlips(*(t.to(wide) for t in (x, outputs, targets, weight)))
-
-    def derivative(self) -> Tensor:
-        """The discrete derivative in the states, [B, n]."""
-        return torch.addcmul(-(self.targets @ self.weight), torch.log1p(self.excess), self.x, value=-0.5)
+        x, outputs, targets, weight = (t.to(wide) for t in (x, outputs, targets, weight))
+        p, grown = outputs.softmax(-1), torch.expm1(torch.stack([-2 * weight, 2 * weight]))
+        excess = torch.where(x > 0, p @ grown[0], p @ grown[1])
+        derivative = torch.addcmul(-(targets @ weight), torch.log1p(excess), x, value=-0.5)
+        return SoftmaxFlips(x, targets, p, grown, excess, derivative)
 
     def averaged(self, opposite: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         r"""A term [B] of value 0: the gradient in the head's parameters, averaged as in :func:`averaged_quadratic`.
@@ -229,9 +243,15 @@ class SoftmaxFlips:
 
     def gradients(self, opposite: Tensor, grad: Tensor, *, of_bias: bool) -> tuple[Tensor, Tensor | None]:
         """Those of :meth:`averaged` in weight and bias, for the gradients ``grad`` [B] in the losses."""
-        x, opposite, grad = self.x, opposite.to(self.x.dtype), grad.to(self.x.dtype)[:, None]
+        x, opposite, grad = self.x, opposite.to(self.x.dtype), grad.to(self.x.dtype)
+        known = x, opposite, self.excess, self.grown, self.p, self.targets, grad.contiguous()
+        if library.takes(*known) and not cannot_look():
+            found = torch.empty_like(self.grown[0]), self.p.new_empty(self.p.shape[1])
+            library.call("softmax_gradient", torch.float32, *known, *found, **_sizes(x, self.p))
+            return found[0], found[1] if of_bias else None
+        grad, positive = grad[:, None], x > 0
         share = opposite / (1 + self.excess)
-        up = torch.where(self.up, share, 0.0)
+        up = torch.where(positive, share, 0.0)
         moved = x * opposite
         kept = x - moved
         # Of the sample, of flips from +1 and from -1, and the targets of either.
@@ -244,6 +264,10 @@ class SoftmaxFlips:
         ones = (up @ down.t() + (share - up) @ self.grown[1].t() + share.sum(1, keepdim=True)) / max(1, x.shape[1])
         slopes = self.p * (1 - opposite.mean(1, keepdim=True) + ones) - self.targets
         return in_weight, (slopes * grad).sum(0)
+
+
+def _sizes(x: Tensor, p: Tensor) -> dict[str, int]:
+    return {"batch": len(x), "units": x.shape[1], "outputs": p.shape[1]}
 
 
 @final

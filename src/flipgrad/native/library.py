@@ -43,6 +43,8 @@ _FIELDS = {
     "one_product": "batch inputs outputs scale threads portable",
     "moments": "count every threads portable",
     "squares": "outputs inputs powers threads portable",
+    "softmax": "batch units outputs threads portable",
+    "softmax_gradient": "batch units outputs threads portable",
 }
 # Their types, if not int64_t.
 _TYPES: dict[str, Any] = {
@@ -88,8 +90,12 @@ def reason() -> str:
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether the library may run now: it is there, the tensors are on the processor, and no graph is captured."""
-    return available() and all(t.device.type == "cpu" for t in tensors) and not capturing()
+    """Whether the library may run now: it is there, the tensors are in the processor's memory, and no graph is captured.
+
+    Those that torch batches for ``torch.autograd.grad(..., is_grads_batched=True)`` have no memory that could be read.
+    """
+    in_memory = all(t.device.type == "cpu" and torch._C._has_storage(t) for t in tensors)
+    return available() and in_memory and not capturing()
 
 
 def takes(*tensors: Tensor) -> bool:
