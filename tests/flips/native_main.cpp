@@ -246,6 +246,10 @@ bool units_right(int64_t count) {
   for (int64_t threads : {1, 3}) {
     for (int64_t portable : {0, 1}) {
       const UnitProblem p{count, 1.5, threads, portable};
+      double certainty = -1, squares = 0;
+      const MomentProblem some{count, 3, threads, portable};
+      for (int64_t i = 0; i < count; i += 3) squares += std::pow(std::tanh(double{a[i]} / 2), 2);
+      if (flipgrad_certainty_f32(&some, a.get(), &certainty) != 0 || std::fabs(certainty - squares) > 1e-5 * squares) return false;
       Memory<float> slopes = numbers<float>(count, 1e30), mean = numbers<float>(count, 1e30), sums = numbers<float>(count, 1e30);
       if (flipgrad_slopes_f32(&p, a.get(), grad.get(), slopes.get()) != 0) return false;
       if (flipgrad_posterior_f32(&p, x.get(), a.get(), ratio.get(), mean.get()) != 0) return false;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from flipgrad.flips import Geometry, units
+from flipgrad.flips import Geometry, averaging, units
 from flipgrad.native import library
 from flipgrad.noise import Logistic
 from random_tensors import normal, states
@@ -87,7 +89,19 @@ def test_mean_gradients_are_those_of_the_density(scale, count, calls):
     torch.testing.assert_close(noise.mean_gradient(a, grad), expected, rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.parametrize("count", [1, 1000, 1024, 1025, 40000])
+def test_certainty_is_the_mean_square_of_means(count, calls):
+    log_odds = normal(count, seed=1) * 3
+    every = -(-count // averaging.UNITS_READ)
+    expected = float(torch.tanh(log_odds[::every] / 2).square().mean())
+    assert averaging.certainty(log_odds.float()) == pytest.approx(expected, rel=1e-5)
+    assert calls == ["certainty"]
+    assert averaging.certainty(log_odds) == pytest.approx(expected, rel=1e-5)
+
+
 def test_extreme_units():
+    assert math.isnan(averaging.certainty(torch.tensor([1.0, float("nan")])))
+    assert averaging.certainty(torch.tensor([float("inf"), -500.0, 0.0])) == pytest.approx(2 / 3)
     inf, nan = float("inf"), float("nan")
     one = torch.ones(4)
     means = units.posterior_means(one, torch.tensor([inf, -inf, 500.0, nan]), torch.zeros(4))

@@ -164,6 +164,8 @@ int flipgrad_ratio_f64(const FlipProblem* problem, const double* x, const double
 int flipgrad_slopes_f32(const UnitProblem* problem, const float* a, const float* grad, float* slopes);
 // The posterior means of units: x tanh((x log_odds - ratio) / 2).
 int flipgrad_posterior_f32(const UnitProblem* problem, const float* x, const float* log_odds, const float* ratio, float* mean);
+// The sum of the squared means of units with these log-odds, of each `every`-th.
+int flipgrad_certainty_f32(const MomentProblem* problem, const float* log_odds, double* sum);
 // x (once + x twice), which may be written over `once` or `twice`.
 int flipgrad_join_f32(const UnitProblem* problem, const float* once, const float* twice, const float* x, float* out);
 // What is spread over the inputs is joined to their `sums`, in place.

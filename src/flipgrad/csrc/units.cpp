@@ -71,6 +71,12 @@ int flipgrad_posterior_f32(const UnitProblem* problem, const float* x, const flo
   return pass(*problem, FLIPGRAD_BEST(problem->portable, posterior_range), x, log_odds, ratio, mean);
 }
 
+int flipgrad_certainty_f32(const MomentProblem* problem, const float* log_odds, double* sum) {
+  using namespace flipgrad;
+  *sum = FLIPGRAD_BEST(problem->portable, certainty)(problem->count, problem->every, log_odds);
+  return 0;
+}
+
 int flipgrad_join_f32(const UnitProblem* problem, const float* once, const float* twice, const float* x, float* out) {
   using namespace flipgrad;
   return pass(*problem, FLIPGRAD_BEST(problem->portable, join_range), once, twice, x, out);

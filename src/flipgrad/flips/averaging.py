@@ -36,6 +36,7 @@ from flipgrad.flips import KINDS
 from flipgrad.flips.form import moments
 from flipgrad.flips.plan import Plan
 from flipgrad.guards import cannot_look, capturing, unwrapped, without_transforms
+from flipgrad.native import library
 from flipgrad.noise import Noise
 
 # In layers with fewer terms, to decide would take as long as what it may save.
@@ -198,7 +199,12 @@ def certainty(log_odds: Tensor) -> float:
     flat = log_odds.detach().reshape(-1)
     if not len(flat):
         return 1.0
-    some = flat[:: -(-len(flat) // UNITS_READ)]
+    every = -(-len(flat) // UNITS_READ)
+    if library.takes(flat):
+        total = torch.empty(1, dtype=torch.float64)
+        library.call("certainty", torch.float32, flat, total, count=len(flat), every=every)
+        return float(total) / -(-len(flat) // every)
+    some = flat[::every]
     means = torch.tanh(some.to(torch.promote_types(some.dtype, torch.float32)) * 0.5)
     return float(torch.dot(means, means)) / len(means)
 

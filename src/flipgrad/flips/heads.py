@@ -217,6 +217,8 @@ class SoftmaxFlips:
         x, outputs, targets, weight = (t.detach() for t in (x, outputs, targets, weight))
         if cannot_look() or not weight.numel() or not len(x):
             return None
+        # States of small layers come in another order; weights in another one are computed by tensors.
+        x = x.contiguous()
         if library.takes(x, outputs, targets, weight):
             found = torch.empty_like(outputs), weight.new_empty(2, *weight.shape), torch.empty_like(x), torch.empty_like(x)
             # Refused are the weights and states that are looked at below.
@@ -244,7 +246,7 @@ class SoftmaxFlips:
     def gradients(self, opposite: Tensor, grad: Tensor, *, of_bias: bool) -> tuple[Tensor, Tensor | None]:
         """Those of :meth:`averaged` in weight and bias, for the gradients ``grad`` [B] in the losses."""
         x, opposite, grad = self.x, opposite.to(self.x.dtype), grad.to(self.x.dtype)
-        known = x, opposite, self.excess, self.grown, self.p, self.targets, grad.contiguous()
+        known = x, opposite.contiguous(), self.excess, self.grown, self.p, self.targets, grad.contiguous()
         if library.takes(*known) and not cannot_look():
             found = torch.empty_like(self.grown[0]), self.p.new_empty(self.p.shape[1])
             library.call("softmax_gradient", torch.float32, *known, *found, **_sizes(x, self.p))

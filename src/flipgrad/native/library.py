@@ -27,6 +27,7 @@ _FIELDS = {
     "slopes": _UNITS,
     "posterior": _UNITS,
     "join": _UNITS,
+    "certainty": "count every threads portable",
     "spread": (
         "batch groups in_channels height width out_height out_width kernel stride padding dilation of_ratio threads portable"
     ),
@@ -94,13 +95,23 @@ def usable(*tensors: Tensor) -> bool:
 
     Those that torch batches for ``torch.autograd.grad(..., is_grads_batched=True)`` have no memory that could be read.
     """
-    in_memory = all(t.device.type == "cpu" and torch._C._has_storage(t) for t in tensors)
-    return available() and in_memory and not capturing()
+    if _library is None or capturing():
+        return False
+    # A loop, since small layers ask thirty times in a step.
+    for t in tensors:  # noqa: SIM110
+        if not (t.is_cpu and torch._C._has_storage(t)):
+            return False
+    return True
 
 
 def takes(*tensors: Tensor) -> bool:
     """Whether passes over memory are compiled for these tensors: it is :func:`usable`, and they are contiguous float32."""
-    return usable(*tensors) and all(t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+    if not usable(*tensors):
+        return False
+    for t in tensors:  # noqa: SIM110
+        if t.dtype != torch.float32 or not t.is_contiguous():
+            return False
+    return True
 
 
 def has_fast_products() -> bool:
