@@ -50,8 +50,8 @@ WAYS = {
     "PSA mean, 16 of the last layer": ("psa:mean", "last 16"),
 }
 # How often the numbers of an option have changed since results were first kept: cells, measurements and times of an earlier
-# count are not reused. The posterior's log ratio got a tolerance of its own.
-REVISIONS = dict.fromkeys(("psa:posterior", "psa:rao-blackwell", "st:posterior", "st:rao-blackwell"), 1)
+# count are not reused. The posterior's log ratio got a tolerance of its own, and averages were weighed anew.
+REVISIONS = dict.fromkeys(("psa:posterior", "psa:rao-blackwell", "st:posterior", "st:rao-blackwell", "psa:auto"), 1)
 # What figures call the options.
 LABELS = [for_training(option, 1)[0] for option in OPTIONS]
 
