@@ -17,7 +17,7 @@ quarter of its width, before and after training) to 0.85 times f in the geometri
 
 At equal time variance counts times cost. If each layer of a network weighs as much, averaging in one of them pays where minus
 the log of what it leaves is more than what it adds to the time of the layer, relative to that time. That depends little on
-shapes, so that averages pay up to a share f that is known beforehand, :data:`LARGEST_SHARES`. Layers with decided units, whose
+shapes, so that averages pay up to a share f that is known beforehand, ``LARGEST_SHARES``. Layers with decided units, whose
 f is nearly 1, and those whose log ratio costs as much as all the rest and that are half decided, take sampled states. Neither
 the shapes nor the weights nor the probabilities of the units depend on the states that are averaged over, so that the choice
 does not prefer some of them: the mean of an estimate is that of :class:`flipgrad.PSA` with the inputs that were chosen. Nothing
