@@ -68,6 +68,31 @@ def test_channels_last_gives_the_same():
     assert_same(gradients(net(x, objective, noise=z).sum(), net), expected)
 
 
+@pytest.mark.parametrize("estimator", [fg.PSA(), fg.ST(), fg.PSA(inputs="mean"), fg.PSA(inputs="rao-blackwell")], ids=repr)
+def test_draws_and_gradients_do_not_depend_on_how_images_lie(estimator):
+    torch.manual_seed(0)
+    net = fg.Sequential(
+        fg.BinaryConv2d(3, 24, 3), fg.BinaryConv2d(24, 24, 3, stride=2, padding=1), fg.BinaryConv2d(24, 16, 3, groups=2),
+        nn.Flatten(), head=nn.Linear(16 * 4 * 4, 10),
+    )  # fmt: skip
+    x, objective = torch.randn(16, 3, 14, 14), fg.CrossEntropy(torch.arange(16) % 10)
+    exact = net.state_dict()
+    found = []
+    for images in (x, x.to(memory_format=torch.channels_last)):
+        losses = net(images, objective, estimator=estimator, generator=torch.Generator().manual_seed(1))
+        found.append((losses.detach(), gradients(losses.sum(), net)))
+    assert found[0][0].equal(found[1][0])
+    for name, gradient in found[0][1].items():
+        assert (found[1][1][name] - gradient).norm() <= 1e-5 * gradient.norm()
+    # And they are those of float64, with the same states.
+    z = noise_like(chain(net), x)
+    single = gradients(net(x, objective, estimator=estimator, noise=z).sum(), net)
+    net.double().load_state_dict(exact)
+    double = gradients(net(x.double(), objective, estimator=estimator, noise=[t.double() for t in z]).sum(), net)
+    for name, gradient in double.items():
+        assert (single[name] - gradient).norm() <= 5e-3 * gradient.norm()
+
+
 @pytest.mark.parametrize("name", ["fc3", "conv"])
 def test_examples_are_independent(name):
     """A batch of one gives what the example gives within a batch."""

@@ -184,7 +184,7 @@ class Affine(AffineMap):
         if self.geometry is None:
             return linear(seen, self.weight, self.bias)
         padded = seen if self.padding is None else functional.pad(seen, *self.padding)
-        return functional.conv2d(padded, self.weight, self.bias, *self.geometry)
+        return functional.conv2d(ordinary.in_fast_order(padded), self.weight, self.bias, *self.geometry)
 
     def gradients(self, back: Signal, *, of_x: bool, of_parameters: bool) -> tuple[Tensor | None, ...]:
         slopes = back.slopes()

@@ -253,7 +253,7 @@ class Logistic(Noise):
         return sampling.logistic_states(a, self.scale, seed, offset)
 
     def mean_gradient(self, a: Tensor, grad: Tensor) -> Tensor:
-        if not (only_computes((a, grad)) and library.takes(a, grad) and a.shape == grad.shape):
+        if not (only_computes((a, grad)) and library.takes_alike(a, grad) and a.shape == grad.shape):
             return super().mean_gradient(a, grad)
         # In one pass over memory.
         slopes = torch.empty_like(a)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from flipgrad.flips import Geometry, choice, naive, separable, vectorized
 from flipgrad.flips._arguments import flat
 from flipgrad.flips.form import Form, find_form
 from flipgrad.native import library
+from random_tensors import channels_last
 
 compiled = pytest.mark.skipif(not library.available(), reason=f"no compiled library: {library.reason()}")
 WIDE = 192, 192, 3, 3
@@ -218,6 +220,21 @@ def test_compiled_features_are_those_of_torch(shape, steps, nodes, portable, mon
     expected = fg.Logistic(1.5).flip_parts(a.double(), grad.double(), steps, nodes)
     for actual, wanted in zip((differences, curvatures), expected, strict=True):
         assert torch.allclose(actual.double(), torch.cat([actual[:, :0].double(), *wanted], 1), rtol=1e-5, atol=1e-30)
+    for order in (torch.Tensor.contiguous, channels_last):
+        # Places are examples where channels are last; the numbers are the same.
+        if a.dim() == 4:
+            again = separable.flip_functions(order(a), order(grad), fg.Logistic(1.5), form, groups=1)
+            assert all(found.equal(before) for found, before in zip(again, (differences, curvatures), strict=True))
+        parts = [order(t) for t in (a, grad)] if a.dim() == 4 else [a, grad]
+        led = replace(form, leads=tuple(0.3 * r for r in range(1, len(steps))))
+        first, rest, curved = separable.led_functions(*parts, fg.Logistic(1.5), led)
+        others = [other - lead * expected[0][0] for other, lead in zip(expected[0][1:], led.leads, strict=True)]
+        size = expected[0][0].abs().amax() if a.numel() else 0
+        assert torch.allclose(first.double(), expected[0][0], rtol=1e-5, atol=1e-30)
+        assert torch.allclose(
+            rest.double(), torch.cat([first[:, :0].double(), *others], 1), rtol=1e-5, atol=1e-6 * size + 1e-30
+        )
+        assert curved.equal(curvatures)
 
 
 @compiled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -133,8 +134,8 @@ def test_the_operator_keeps_to_the_tolerance(tolerance):
 
 def narrow_everywhere(monkeypatch):
     monkeypatch.setattr(ordinary, "_narrow_is_fast", lambda: True)
-    monkeypatch.setattr(ordinary, "LEAST_NARROW_TERMS", 0)
-    monkeypatch.setattr(ordinary, "LEAST_NARROW_SIZE", 1)
+    monkeypatch.setattr(ordinary, "LEAST_NARROW_TERMS", {2: 0, 4: 0})
+    monkeypatch.setattr(ordinary, "LEAST_NARROW_SIZE", {2: 1, 4: 1})
 
 
 @each_shape
@@ -167,11 +168,52 @@ def test_curvatures_in_bfloat16_keep_to_the_tolerance(factor, monkeypatch):
     assert found == [factor < 0.3, False]
 
 
+def test_what_is_left_after_the_first_difference_is_small_enough_for_bfloat16(monkeypatch):
+    # At rank 2 and more the first difference's product is in float32, and what others add to it need not be.
+    noise, narrow = fg.Logistic(), []
+    x, a, _, weight, geometry = layer((48, 40, (8, 8), (3, 3), Geometry()), noise, 0.1)
+    grad = torch.randn_like(a)
+    exact = vectorized.flip_product(x, a, grad, weight, noise, geometry)
+    form = find_form(weight.float(), noise, 1e-3)
+    assert len(form.difference) == 2
+    assert form.narrow_rest
+    products = ordinary.narrow_input_gradient
+    monkeypatch.setattr(
+        flips.separable, "narrow_input_gradient", lambda g, *rest: (narrow.append(g.shape[1]), products(g, *rest))[1]
+    )
+    narrow_everywhere(monkeypatch)
+    for some in ((x, a, grad), [t.contiguous(memory_format=torch.channels_last) for t in (x, a, grad)]):
+        narrow.clear()
+        found = flips.separable.flip_product(*(t.float() for t in (*some, weight)), noise, form, geometry)
+        assert narrow == [40, 40 * len(form.curvature)]
+        assert 1e-6 < relative(found, exact) <= 1e-3
+    # Where nothing is rounded, it is the same sum.
+    monkeypatch.setattr(ordinary, "_narrow_is_fast", lambda: False)
+    plain = flips.separable.flip_product(*(t.float() for t in (x, a, grad, weight)), noise, form, geometry)
+    monkeypatch.setattr(flips.separable, "narrow_pays", lambda *_: True)
+    led = flips.separable.flip_product(*(t.float() for t in (x, a, grad, weight)), noise, form, geometry)
+    assert relative(led, plain.double()) < 1e-6
+    for other in (fg.Normal(), fg.Laplace()):
+        parts = separable_twice(x, a, grad, weight, other, geometry, monkeypatch)
+        assert relative(*parts) < 1e-10
+
+
+def separable_twice(x, a, grad, weight, noise, geometry, monkeypatch):
+    """A flip product in float64 with what is left after the first difference apart, and as it is."""
+    form = find_form(weight, noise, 1e-4)
+    found = []
+    for pays in (True, False):
+        monkeypatch.setattr(flips.separable, "narrow_pays", lambda *_, pays=pays: pays)
+        found.append(flips.separable.flip_product(x, a, grad, weight, noise, replace(form, narrow_rest=True), geometry))
+    assert len(form.leads) == len(form.difference) - 1 > 0
+    return found
+
+
 def test_what_is_chosen_says_that_products_are_in_bfloat16(monkeypatch):
     weight = torch.randn(96, 96, 3, 3) / 30
     monkeypatch.setattr(ordinary, "_narrow_is_fast", lambda: True)
     fast = choose(weight, fg.Logistic(), 2**15, 1e-3)
-    assert fast.reason.endswith("costs 3 ordinary products, 1 of them in bfloat16")
+    assert fast.reason.endswith("costs 3 ordinary products, 2 of them in bfloat16")
     monkeypatch.setattr(ordinary, "_narrow_is_fast", lambda: False)
     slow = choose(weight, fg.Logistic(), 2**15, 1e-3)
     assert slow.reason.endswith("costs 3 ordinary products")

@@ -17,7 +17,7 @@ from flipgrad.affine import Affine, Signal, per_channel
 from flipgrad.binary_weights import BinaryWeightMap
 from flipgrad.flips import Geometry, naive, rank_one
 from flipgrad.noise import Noise
-from random_tensors import normal, states, uniform
+from random_tensors import channels_last, normal, states, uniform
 
 
 @dataclass(frozen=True)
@@ -232,3 +232,16 @@ def test_log_changes_of_rows_are_those_of_the_definition(outputs, steps, scale):
     # To rounding: of every number relative to the largest of its channel, as many as its step.
     assert bool(((found.odd - wide.odd).abs() <= 2e-6 * (step.abs() / scale).clamp(max=20)).all())
     torch.testing.assert_close(found.spread.double(), wide.spread, rtol=1e-5, atol=1e-7 * outputs**0.5)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("size", [0.1, 1.0, 30.0])
+def test_changes_do_not_depend_on_how_images_lie(size, groups):
+    a, y, grad, sums = (normal(3, 4, 5, 2, seed=seed).float() for seed in range(4))
+    step, y = size * torch.tensor([1.0, -0.5, 0.2, 2.0]), y.sign()
+    for function, tensors in ((rank_one.log_changes, (a, y)), (rank_one.changes, (a, grad, sums))):
+        expected = function(*tensors, step, fg.Logistic(), groups)
+        found = function(*map(channels_last, tensors), step, fg.Logistic(), groups)
+        for name, t in vars(expected).items():
+            if t is not None:
+                torch.testing.assert_close(vars(found)[name], t, rtol=2e-5, atol=2e-6 * size, msg=lambda m, n=name: f"{n}: {m}")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from flipgrad.flips import Geometry, averaging, units
 from flipgrad.native import library
 from flipgrad.noise import Logistic
-from random_tensors import normal, states
+from random_tensors import channels_last, normal, states
 
 pytestmark = pytest.mark.skipif(not library.available(), reason=library.reason() or "compiled")
 
@@ -89,6 +89,37 @@ def test_mean_gradients_are_those_of_the_density(scale, count, calls):
     torch.testing.assert_close(noise.mean_gradient(a, grad), expected, rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 4, 6), (1, 40, 1, 2), (0, 2, 3, 3)])
+def test_images_with_channels_last_are_compiled_as_they_lie(shape, calls):
+    a, x = normal(*shape, seed=1).float(), states(*shape, seed=2).float()
+    grad, ratio = normal(*shape, seed=3).float(), normal(*shape, seed=4).float()
+    for function, name, tensors in (
+        (Logistic().mean_gradient, "slopes", (a, grad)),
+        (units.posterior_means, "posterior", (x, a, ratio)),
+        (lambda *parts: units.joined(parts[0], parts[1].clone(), parts[2]), "join", (a, grad, x)),
+    ):
+        expected = function(*tensors)
+        found = function(*map(channels_last, tensors))
+        assert calls[-2:] == [name] * 2
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        assert found.equal(expected)
+    # Of many units some are looked at, and which ones depends on how they lie.
+    assert averaging.certainty(channels_last(a)) == pytest.approx(averaging.certainty(a), rel=1e-6)
+
+
+def test_tensors_in_different_orders_are_not_taken_for_alike():
+    images = normal(2, 3, 4, 5).float()
+    last = channels_last(images)
+    assert library.takes_alike(images, images)
+    assert library.takes_alike(last, last.clone())
+    assert not library.takes_alike(images, last)
+    assert not library.takes_alike(last, images)
+    assert not library.takes_alike(last.double())
+    assert not library.takes_alike(images[:, :, ::2])
+    assert not library.takes_alike(last[:, 1:])
+    torch.testing.assert_close(Logistic().mean_gradient(images, last), Logistic().mean_gradient(images, images))
+
+
 @pytest.mark.parametrize("count", [1, 1000, 1024, 1025, 40000])
 def test_certainty_is_the_mean_square_of_means(count, calls):
     log_odds = normal(count, seed=1) * 3
@@ -155,6 +186,9 @@ def test_sums_are_spread_over_a_convolution(case, batch, of_ratio, seed):
     floats = (t.float() for t in (total, kernel, share, sums, x))
     single = units.spread(*floats, geometry, of_ratio=of_ratio)
     torch.testing.assert_close(single.double(), expected, rtol=1e-5, atol=2e-5)
+    parts = (total.float(), kernel.float(), share.float(), channels_last(sums.float()), channels_last(x.float()))
+    last = units.spread(*parts, geometry, of_ratio=of_ratio)
+    torch.testing.assert_close(last.double(), expected, rtol=1e-5, atol=2e-5)
 
 
 def test_spread_sums_are_compiled(calls):
@@ -162,3 +196,8 @@ def test_spread_sums_are_compiled(calls):
     result = units.spread(*parts, Geometry(), of_ratio=True)
     assert calls == ["spread"]
     assert result.squeeze().tolist() == [[2, 3, 2], [3, 5, 3], [2, 3, 2]]
+    one, two = torch.ones(1, 1, 2, 2), channels_last(torch.ones(1, 2, 3, 3))
+    result = units.spread(one, torch.ones(1, 2, 2), torch.tensor([[1.0, 2.0]]), two.clone(), two, Geometry(), of_ratio=True)
+    assert calls == ["spread"] * 2
+    assert result[0, 0].tolist() == [[2, 3, 2], [3, 5, 3], [2, 3, 2]]
+    assert result[0, 1].tolist() == [[3, 5, 3], [5, 9, 5], [3, 5, 3]]

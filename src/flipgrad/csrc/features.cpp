@@ -28,36 +28,61 @@ constexpr int64_t kBlock = 256, kBlocks = 64;
 // Outputs, and inputs, of one task of nodes.
 constexpr int64_t kNodeRows = 32, kNodeInputs = 1024;
 
+// How images of `block` elements are split into tasks: several small ones in one, or a large one into several.
+struct Split {
+  int64_t images, block, together, parts;
+
+  Split(int64_t images, int64_t block)
+      : images(images),
+        block(block),
+        together(std::max<int64_t>(1, kElements / std::max<int64_t>(1, block))),
+        parts((block + kElements - 1) / kElements) {}
+
+  int64_t tasks() const { return (images + together - 1) / together * parts; }
+};
+
+// Calls `image(number, first, last)` for what is in one task: elements first .. last - 1 of some images.
+template <class Image>
+void some_images(const Split& split, int64_t task, Image image) {
+  const int64_t first = task % split.parts * kElements, last = std::min(first + kElements, split.block);
+  const int64_t begin = task / split.parts * split.together, end = std::min(begin + split.together, split.images);
+  for (int64_t number = begin; number < end; ++number) image(number, first, last);
+}
+
 struct Work {
   const FeatureProblem& problem;
+  const Split split;
   const float *a, *grad;
-  float *difference, *curvature;
-  int64_t parts;
+  float *difference, *rest, *curvature;
 };
 
 void some_features(void* context, int64_t task, int64_t) {
   const Work& work = *static_cast<Work*>(context);
   const FeatureProblem& p = work.problem;
-  const int64_t image = task / work.parts, first = task % work.parts * kElements;
   const auto range = FLIPGRAD_BEST(p.portable, feature_range);
-  range(p, first, std::min(first + kElements, p.block), work.a + image * p.block, work.grad + image * p.block,
-        work.difference + image * p.differences * p.block, work.curvature + image * p.curvatures * p.block);
+  const int64_t first_stride = p.leads ? p.block : p.differences * p.block;
+  const int64_t rest_stride = p.leads ? (p.differences - 1) * p.block : first_stride;
+  some_images(work.split, task, [&](int64_t image, int64_t first, int64_t last) {
+    range(p, first, last, work.a + image * p.block, work.grad + image * p.block, work.difference + image * first_stride,
+          work.rest + image * rest_stride, work.curvature + image * p.curvatures * p.block);
+  });
 }
 
 struct LogWork {
   const LogFeatureProblem& problem;
+  const Split split;
   const float *a, *states;
   float *difference, *curvature;
-  int64_t parts;
 };
 
 void some_log_features(void* context, int64_t task, int64_t) {
   const LogWork& work = *static_cast<LogWork*>(context);
   const LogFeatureProblem& p = work.problem;
-  const int64_t image = task / work.parts, first = task % work.parts * kElements;
   const auto range = FLIPGRAD_BEST(p.portable, log_feature_range);
-  range(p, first, std::min(first + kElements, p.block), work.a + image * p.block, work.states + image * p.block,
-        work.difference + image * p.differences * p.block, work.curvature + image * p.curvatures * p.block);
+  some_images(work.split, task, [&](int64_t image, int64_t first, int64_t last) {
+    range(p, first, last, work.a + image * p.block, work.states + image * p.block,
+          work.difference + image * p.differences * p.block, work.curvature + image * p.curvatures * p.block);
+  });
 }
 
 struct WeightWork {
@@ -157,12 +182,14 @@ int flipgrad_nodes_f32(const NodeProblem* problem, const float* weight, float* n
   }
 }
 
-int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* difference, float* curvature) {
+int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* difference, float* rest,
+                          float* curvature) {
   using namespace flipgrad;
   if (problem->differences > kMostFeatures || problem->curvatures > kMostFeatures) return 2;
-  Work work{*problem, a, grad, difference, curvature, (problem->block + kElements - 1) / kElements};
+  if (!problem->leads) rest = difference + problem->block;
+  Work work{*problem, Split(problem->images, problem->block), a, grad, difference, rest, curvature};
   try {
-    run(problem->images * work.parts, problem->threads, some_features, &work);
+    run(work.split.tasks(), problem->threads, some_features, &work);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;
@@ -173,9 +200,9 @@ int flipgrad_log_features_f32(const LogFeatureProblem* problem, const float* a, 
                               float* curvature) {
   using namespace flipgrad;
   if (problem->differences > kMostFeatures || problem->curvatures > kMostFeatures) return 2;
-  LogWork work{*problem, a, states, difference, curvature, (problem->block + kElements - 1) / kElements};
+  LogWork work{*problem, Split(problem->images, problem->block), a, states, difference, curvature};
   try {
-    run(problem->images * work.parts, problem->threads, some_log_features, &work);
+    run(work.split.tasks(), problem->threads, some_log_features, &work);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;

@@ -43,23 +43,25 @@ struct UnitProblem {
 };
 
 // Sums at the places of a convolution's output, one for every group, spread over its inputs: by a kernel [groups, kernel] and with a
-// share for every input channel [groups, channels]. `of_ratio`: how they are joined to other sums, see unit_kernels.inc.
+// share for every input channel [groups, channels]. `of_ratio`: how they are joined to other sums, see unit_kernels.inc. With
+// `channels_last`, which is for one group, the channels of a place lie next to each other.
 struct SpreadProblem {
   int64_t batch, groups;
   // Channels of one group.
   int64_t in_channels;
   int64_t height, width, out_height, out_width;
   int64_t kernel[2], stride[2], padding[2], dilation[2];
-  int64_t of_ratio;
+  int64_t of_ratio, channels_last;
   int64_t threads;
   int64_t portable;
 };
 
 // The functions of the pre-activations in the separable flip product, for images of `block` elements each: those of `differences`
-// nodes s, given by cosh(s), are written one after the other for every image, and those of the curvature part likewise.
+// nodes s, given by cosh(s), are written one after the other for every image, and those of the curvature part likewise. With
+// `leads`, one for every node after the first, those differences are less so many times the first one, and apart from it.
 struct FeatureProblem {
   int64_t images, block, differences, curvatures;
-  const float* cosh_steps;
+  const float *cosh_steps, *leads;
   // Which of the difference nodes the curvature functions belong to.
   const int64_t* curvature_nodes;
   double scale;
@@ -172,7 +174,9 @@ int flipgrad_join_f32(const UnitProblem* problem, const float* once, const float
 int flipgrad_spread_f32(const SpreadProblem* problem, const float* total, const float* kernel, const float* share, const float* x,
                         float* sums);
 
-int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* difference, float* curvature);
+// The differences after the first go to `rest` with leads, else behind it.
+int flipgrad_features_f32(const FeatureProblem* problem, const float* a, const float* grad, float* difference, float* rest,
+                          float* curvature);
 int flipgrad_log_features_f32(const LogFeatureProblem* problem, const float* a, const float* states, float* difference,
                               float* curvature);
 // The largest square, the sum of squares and the sum of fourth powers.

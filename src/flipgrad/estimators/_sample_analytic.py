@@ -30,6 +30,7 @@ from flipgrad.errors import InputError
 from flipgrad.estimators._head import HeadGradient, head_losses, is_linear, stream_losses
 from flipgrad.flips.averaging import Averaging
 from flipgrad.flips.choice import decided
+from flipgrad.flips.ordinary import ordered_as
 from flipgrad.flips.units import posterior_means
 from flipgrad.guards import applied, cannot_look, capturing, give_away, once, own
 from flipgrad.jets import Jets
@@ -277,7 +278,7 @@ class _PathStates(torch.autograd.Function):
             ctx.prior.check_alone()
         affine = ctx.affine.with_tensors(tensors)
         inputs = x if averaged is None else averaged
-        back = Signal(x, inputs, a, grad, ctx.noise, share, ctx.binary, ctx.flips, ctx.tolerance, ctx.exact)
+        back = Signal(x, inputs, a, ordered_as(grad, a), ctx.noise, share, ctx.binary, ctx.flips, ctx.tolerance, ctx.exact)
         needs_x, needs_parameters = ctx.needs_input_grad[0], any(ctx.needs_input_grad[12:])
         grad_x, *grads = affine.gradients(back, of_x=needs_x, of_parameters=needs_parameters)
         return grad_x, *[None] * 11, *grads

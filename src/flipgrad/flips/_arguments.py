@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flipgrad.errors import InputError
-from flipgrad.flips.ordinary import Geometry
+from flipgrad.flips.ordinary import Geometry, has_channels_last
 from flipgrad.noise import Noise
 
 
@@ -87,5 +87,4 @@ def check_layer(kernel: str, noise: Noise, geometry: Geometry | None, **tensors:
 
 def memory_format(x: Tensor) -> torch.memory_format:
     """The memory format that a result like ``x`` is given."""
-    channels_last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if channels_last else torch.contiguous_format
+    return torch.channels_last if has_channels_last(x) else torch.contiguous_format

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from flipgrad.flips import KINDS
 from flipgrad.flips.form import moments
+from flipgrad.flips.ordinary import as_rows
 from flipgrad.flips.plan import Plan
 from flipgrad.guards import cannot_look, capturing, unwrapped, without_transforms
 from flipgrad.native import library
@@ -196,7 +197,7 @@ def share_left(log_odds: Tensor, second: float, places: int, weight: Tensor, x: 
 
 def certainty(log_odds: Tensor) -> float:
     """The mean square of the means of units with these ``log_odds``, of some of them."""
-    flat = log_odds.detach().reshape(-1)
+    flat = as_rows(log_odds.detach()).reshape(-1)
     if not len(flat):
         return 1.0
     every = -(-len(flat) // UNITS_READ)

@@ -105,13 +105,14 @@ def choose(
         weights = f"weights {'above' if form.estimated_error == math.inf else 'up to'} {form.limit:.2g}"
         text = f"no separable form within {tolerance:g} for {weights} and {noise}; {why}"
         return Choice(exact, form, seconds, text)
-    narrow = form.narrow and narrow_pays(places, weight)
-    products = len(form.difference) + len(form.curvature) * (NARROW_TIME if narrow else 1.0)
+    pays = form.narrow and narrow_pays(places, weight)
+    narrow = (len(form.curvature) + (len(form.leads) if form.narrow_rest else 0)) * pays
+    products = form.rank - narrow * (1 - NARROW_TIME)
     seconds["separable"] = call + products * work
     ranks = f"{len(form.difference)} + {len(form.curvature)}"
     text = f"the separable form of rank {ranks} has an error of {form.estimated_error:.1e}"
     if seconds["separable"] <= seconds[exact]:
-        cost = f"costs {form.rank} ordinary products" + f", {len(form.curvature)} of them in bfloat16" * narrow
+        cost = f"costs {form.rank} ordinary products" + f", {narrow} of them in bfloat16" * (narrow > 0)
         return Choice("separable", form, seconds, f"{text}, within {tolerance:g}, and {cost}")
     return Choice(exact, form, seconds, f"{text} but costs more than the exact kernel; {why}")
 

@@ -42,9 +42,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, zip_longest
 
 import torch
 from torch import Tensor
@@ -109,6 +109,9 @@ class Form:
         curvature: those for the curvatures O, polynomials times w**2; none if these are below the tolerance.
         curvature_nodes: the indices of their nodes among the steps.
         narrow: whether the tolerance allows the products of the curvatures in bfloat16.
+        leads: of every difference after the first, how many times the first one it is on average. What is left of them, see
+            :meth:`led`, is small.
+        narrow_rest: whether the tolerance allows the products of that in bfloat16 besides.
     """
 
     tolerance: float
@@ -119,6 +122,18 @@ class Form:
     curvature: Coefficients
     curvature_nodes: tuple[int, ...]
     narrow: bool = False
+    leads: tuple[float, ...] = ()
+    narrow_rest: bool = False
+
+    def led(self) -> Form:
+        r"""The same sum in other functions: for the differences less :attr:`leads` times the first one, and for this itself.
+
+        Their functions of the weight stay, and the first one gets so many times the others': :math:`\sum_r E_r v_r =
+        E_1 (v_1 + \sum_r \lambda_r v_r) + \sum_r (E_r - \lambda_r E_1)\, v_r`.
+        """
+        rows = zip((1.0, *self.leads), self.difference, strict=True)
+        terms = zip_longest(*([lead * c for c in row] for lead, row in rows), fillvalue=0.0)
+        return replace(self, difference=(tuple(map(sum, terms)), *self.difference[1:]))
 
     @property
     def reachable(self) -> bool:
@@ -190,6 +205,8 @@ def _find(weight: Tensor, noise: Noise, tolerance: float, normal: bool) -> Form:
         splits = range((total + 1) // 2, min(total, MAX_RANK) + 1)
         best = min(best, *(fitted(rank, total - rank) for rank in splits), key=lambda candidate: candidate[0])
     error, curved, basis = best
+    curvature = _narrow_error(basis.curvature[curved].energy, basis, counts, distributions)
+    rest = _narrow_error(basis.difference.rest, basis, counts, distributions)
     return Form(
         tolerance=tolerance,
         estimated_error=error if largest <= HIGHEST else math.inf,
@@ -198,7 +215,9 @@ def _find(weight: Tensor, noise: Noise, tolerance: float, normal: bool) -> Form:
         difference=_scaled(basis.difference.coefficients, 2 / noise.scale),
         curvature=_scaled(basis.curvature[curved].coefficients, (2 / noise.scale) ** 2),
         curvature_nodes=basis.curvature[curved].nodes,
-        narrow=math.hypot(error, _narrow_error(basis, curved, counts, distributions)) <= tolerance,
+        narrow=math.hypot(error, curvature) <= tolerance,
+        leads=basis.difference.leads,
+        narrow_rest=math.hypot(error, curvature, rest) <= tolerance,
     )
 
 
@@ -228,9 +247,9 @@ def _error(basis: Basis, curved: int, counts: Tensor, eps: float, distributions:
     return _relative(left, basis, counts, distributions)
 
 
-def _narrow_error(basis: Basis, curved: int, counts: Tensor, distributions: slice) -> float:
-    """What products of the curvatures in bfloat16 add to it."""
-    return NARROW_ERROR * _relative(basis.curvature[curved].energy, basis, counts, distributions)
+def _narrow_error(energy: Tensor, basis: Basis, counts: Tensor, distributions: slice) -> float:
+    """What products in bfloat16 add to it, whose terms have this ``energy``."""
+    return NARROW_ERROR * _relative(energy, basis, counts, distributions)
 
 
 def _relative(left: Tensor, basis: Basis, counts: Tensor, distributions: slice) -> float:
@@ -246,7 +265,7 @@ def _scaled(coefficients: Coefficients, factor: float) -> Coefficients:
 
 def root_mean_square(a: Tensor) -> float:
     """That of some of the pre-activations."""
-    if library.takes(a):
+    if library.takes_alike(a):
         return math.sqrt(compiled_moments(a, ACTIVATIONS_READ)[1])
     flat = a.detach().flatten()
     return float(flat[:: max(1, len(flat) // ACTIVATIONS_READ)].float().square().mean().sqrt()) if len(flat) else 0.0
@@ -254,7 +273,7 @@ def root_mean_square(a: Tensor) -> float:
 
 def moments(weight: Tensor) -> tuple[float, float, float]:
     """The largest square of weights, their mean square and their mean fourth power."""
-    if library.takes(weight):
+    if library.takes_alike(weight):
         return compiled_moments(weight, weight.numel())
     square = _some(weight).square()
     largest, second, fourth = torch.stack([square.amax(), square.mean(), square.square().mean()]).tolist()
@@ -262,7 +281,7 @@ def moments(weight: Tensor) -> tuple[float, float, float]:
 
 
 def compiled_moments(t: Tensor, most: int) -> tuple[float, float, float]:
-    """The largest square, the mean square and the mean fourth power of contiguous float32 numbers.
+    """The largest square, the mean square and the mean fourth power of float32 numbers without gaps, in whatever order.
 
     Of more than ``most`` numbers about as many are read, in evenly spaced blocks.
     """
@@ -295,6 +314,8 @@ class Fit:
         error: mean square error [distribution of a, bin of weights].
         rounding: mean square of the features' rounding errors, in units of the dtype's eps, of the same shape.
         energy: mean square of the terms, those of several nodes added up, of the same shape.
+        leads: see :attr:`Form.leads`, for its own nodes.
+        rest: mean square of the terms of what is left after these, of the same shape.
     """
 
     nodes: tuple[int, ...]
@@ -302,6 +323,8 @@ class Fit:
     error: Tensor
     rounding: Tensor
     energy: Tensor
+    leads: tuple[float, ...]
+    rest: Tensor
 
 
 @dataclass(frozen=True)
@@ -350,7 +373,8 @@ def fit_basis(noise: Noise, top: int, half_octaves: int, smallest: float, rank: 
     wanted_difference, wanted_curvature = zip(*(terms(noise, grid.t, s) for s in (grid.steps, grid.bins)), strict=True)
     whole = grid.fit(1, difference, blurs[0], wanted_difference, full)
     nothing = grid.densities @ wanted_curvature[1].square()
-    curvatures = [Fit((), (), nothing, *(torch.zeros_like(nothing) for _ in range(2)))]
+    zeros = torch.zeros_like(nothing)
+    curvatures = [Fit((), (), nothing, zeros, zeros, (), zeros)]
     for some in range(1, rank + 1):
         best = grid.best_nodes(curvature, wanted_curvature[0], some)
         curvatures.append(grid.fit(2, curvature, blurs[1], wanted_curvature, best))
@@ -400,7 +424,11 @@ class _Grid:
         error = self.densities @ (wanted[1] - features @ at_bins).square()
         rounding = self.densities @ (blur.square() @ at_bins.square())
         energy = self.densities @ (features.square() @ at_bins.square())
-        return Fit(nodes, tuple(tuple(row) for row in coefficients.tolist()), error, rounding, energy)
+        first, others = features[:, :1], features[:, 1:]
+        leads = (self.density[:, None] * first * others).sum(0) / (self.density[:, None] * first.square()).sum()
+        rest = self.densities @ ((others - first * leads).square() @ at_bins[1:].square())
+        rows = tuple(tuple(row) for row in coefficients.tolist())
+        return Fit(nodes, rows, error, rounding, energy, tuple(leads.tolist()), rest)
 
     def best_nodes(self, features: Tensor, wanted: Tensor, rank: int) -> tuple[int, ...]:
         """Those ``rank`` of the features whose span is nearest to ``wanted``."""

@@ -87,6 +87,7 @@ def _nodes(weight: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
 
     The last one is a mean over the output channels, [groups, inputs, places of the kernel].
     """
+    weight = weight.contiguous()
     if library.takes(weight) and not cannot_look() and weight.numel():
         node, scaled = weight.new_empty(len(weight)), torch.empty_like(weight)
         per_input = weight.new_empty(groups, weight.shape[1], weight[0, 0].numel())

@@ -8,15 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flipgrad.guards import capturing
+from flipgrad.guards import cannot_look, capturing
 
 # Pre-activations that are worked on at once on a CPU: with more, the memory allocator returns the temporary tensors to the
 # system every time, and to fault the pages in anew costs more than the arithmetic.
 ACTIVATIONS_AT_ONCE = 2**21
 
-# Terms of a product, and sizes of its matrices, from which on bfloat16 is faster: below that it costs more to convert the
-# numbers.
-LEAST_NARROW_TERMS, LEAST_NARROW_SIZE = 2**22, 64
+# Terms of a product from which on bfloat16 is faster, and sizes of its matrices, of a convolution the numbers of its channels:
+# below that it costs more to convert the numbers. Those of fully connected layers, whose weight has 2 dimensions, and of
+# convolutions.
+LEAST_NARROW_TERMS, LEAST_NARROW_SIZE = {2: 2**22, 4: 2**20}, {2: 64, 4: 8}
 
 # The root mean square error of a product by :func:`narrow_input_gradient`, relative to the root of the sum of its terms'
 # squares: both factors and the result are rounded to 8 bits.
@@ -36,6 +37,45 @@ class Geometry(NamedTuple):
     groups: int = 1
 
 
+def has_channels_last(t: Tensor) -> bool:
+    """Whether the channels of images [B, C, H, W] lie next to each other in memory, without gaps."""
+    return t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last)
+
+
+def in_fast_order(images: Tensor) -> Tensor:
+    """Images with their numbers in the order with which convolutions are fastest: on a processor, with channels last.
+
+    So are the pre-activations, and with them the states and all that is computed of these. In the paper's network a step takes
+    12 % less time for it, at a quarter of its width 20 to 30 %.
+    """
+    # Whoever captures a graph decides on such orders as well.
+    if cannot_look() or images.device.type != "cpu" or images.dtype != torch.float32:
+        return images
+    return images.contiguous(memory_format=torch.channels_last) if torch.backends.mkldnn.is_available() else images
+
+
+def as_rows(t: Tensor) -> Tensor:
+    """Images with channels last as the matrix [B H W, C] that their memory is; any other tensor as it is.
+
+    So their places are the examples of a fully connected layer, for all that looks at one place at a time.
+    """
+    return t.permute(0, 2, 3, 1).flatten(0, 2) if has_channels_last(t) else t
+
+
+def as_images(rows: Tensor, like: Tensor) -> Tensor:
+    """What was computed of the :func:`as_rows` of a tensor, in its order; channels may be more or fewer."""
+    if not has_channels_last(like):
+        return rows
+    return rows.view(len(like), *like.shape[2:], rows.shape[1]).permute(0, 3, 1, 2)
+
+
+def ordered_as(t: Tensor, like: Tensor) -> Tensor:
+    """Images ``t`` with their numbers in the order of those of ``like``, so that passes over both may be compiled."""
+    if t.dim() != 4 or t.stride() == like.stride() or cannot_look():
+        return t
+    return t.contiguous(memory_format=torch.channels_last if has_channels_last(like) else torch.contiguous_format)
+
+
 def input_gradient(grad: Tensor, weight: Tensor, x: Tensor, geometry: Geometry | None) -> Tensor:
     """The gradient in the input ``x`` [B, in] or [B, C, H, W] for the gradient ``grad`` in the outputs."""
     if geometry is None:
@@ -49,7 +89,7 @@ def narrow_input_gradient(grad: Tensor, weight: Tensor, x: Tensor, geometry: Geo
         return input_gradient(grad, weight, x, geometry)
     narrow = torch.bfloat16
     # Of the input only the shape counts.
-    return input_gradient(grad.to(narrow), weight.to(narrow), x.new_empty(x.shape, dtype=narrow), geometry).to(x.dtype)
+    return input_gradient(grad.to(narrow), weight.to(narrow), torch.empty_like(x, dtype=narrow), geometry).to(x.dtype)
 
 
 def narrow_pays(places: int, weight: Tensor) -> bool:
@@ -59,8 +99,8 @@ def narrow_pays(places: int, weight: Tensor) -> bool:
     """
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or capturing() or not _narrow_is_fast():
         return False
-    sizes = weight.shape[0], weight[:1].numel()
-    return min(sizes) >= LEAST_NARROW_SIZE and places * weight.numel() >= LEAST_NARROW_TERMS
+    kind = weight.dim()
+    return min(weight.shape[:2]) >= LEAST_NARROW_SIZE[kind] and places * weight.numel() >= LEAST_NARROW_TERMS[kind]
 
 
 @lru_cache(maxsize=1)

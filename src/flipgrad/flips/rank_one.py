@@ -19,7 +19,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from flipgrad.flips.ordinary import Geometry, input_gradient, weight_gradient
+from flipgrad.flips.ordinary import Geometry, as_images, as_rows, has_channels_last, input_gradient, weight_gradient
 from flipgrad.flips.units import joined, spread
 from flipgrad.guards import cannot_look
 from flipgrad.native import library
@@ -55,7 +55,8 @@ def changes(
 
     All tensors but the step are shaped like the pre-activations ``a``.
     """
-    if a.dim() == 4 and noise.compiled and not cannot_look() and library.takes(a, grad, sums, step):
+    if _images_are_compiled(noise, step, a, grad, sums):
+        a, grad, sums = (t.contiguous() for t in (a, grad, sums))
         return _compiled(a, grad, sums, step, noise, groups, keep_even=keep_even)
     slopes = 2 * noise.pdf(a) * grad
     odd, even = (part.mul_(grad) for part in noise.change(a, _over_places(step, a)))
@@ -66,8 +67,12 @@ def changes(
 
 def log_changes(a: Tensor, states: Tensor, step: Tensor, noise: Noise, groups: int = 1) -> Changes:
     """Those of log p(y | a) of ``states`` y: see :meth:`flipgrad.noise.Noise.log_change`."""
-    if a.dim() == 4 and noise.compiled and not cannot_look() and library.takes(a, states, step):
-        return _compiled(a, states, None, step, noise, groups)
+    if _images_are_compiled(noise, step, a, states):
+        if groups == 1 and has_channels_last(a):
+            parts = _compiled_rows(as_rows(a), as_rows(states), step, noise)
+            if parts is not None:
+                return Changes(as_images(parts.odd, a), as_images(parts.spread, a))
+        return _compiled(a.contiguous(), states.contiguous(), None, step, noise, groups)
     if a.dim() == 2 and noise.compiled and not cannot_look() and library.takes(step) and library.usable(a, states):
         parts = _compiled_rows(a, states, step, noise) if groups == 1 and library.takes(a, states) else None
         if parts is not None:
@@ -79,6 +84,12 @@ def log_changes(a: Tensor, states: Tensor, step: Tensor, noise: Noise, groups: i
             return Changes(parts.odd[0, :, :, 0].t(), parts.spread[0, :, :, 0].t())
     odd, even = noise.log_change(a, states, _over_places(step, a))
     return Changes(odd, _by_group(even, groups))
+
+
+def _images_are_compiled(noise: Noise, step: Tensor, *tensors: Tensor) -> bool:
+    """Whether passes over pre-activations [B, out, H', W'] are compiled."""
+    known = tensors[0].dim() == 4 and noise.compiled and not cannot_look()
+    return known and library.takes_alike(*tensors) and library.takes(step)
 
 
 def _compiled(

@@ -28,8 +28,8 @@ noise they are about as large, in the slope product of noises with a kink in the
 Functions of the pre-activations and of the weights are computed in compiled code where the library takes the tensors, else in
 tensor operations. Several functions of one tensor are further channels of it, one function after the other.
 
-Memory formats are kept as they come. On a CPU the gradient of a convolution is up to a fifth faster with ``channels_last``
-tensors, about what it would cost to convert them here.
+Memory formats are kept as they come: with ``channels_last`` images the places of a convolution are the examples of a fully
+connected layer. On a CPU the gradient of a convolution is up to a fifth faster then.
 """
 
 import ctypes
@@ -44,7 +44,16 @@ import torch
 from torch import Tensor
 
 from flipgrad.flips.form import Coefficients, Form, difference_and_curvature
-from flipgrad.flips.ordinary import Geometry, by_examples, input_gradient, narrow_input_gradient, weight_gradient
+from flipgrad.flips.ordinary import (
+    Geometry,
+    as_images,
+    as_rows,
+    by_examples,
+    input_gradient,
+    narrow_input_gradient,
+    narrow_pays,
+    weight_gradient,
+)
 from flipgrad.flips.units import joined
 from flipgrad.native import library
 from flipgrad.native.library import call, floats
@@ -86,13 +95,18 @@ def _per_unit(
 
     A flip product's differences are multiplied by x squared and its curvatures by x, a log ratio's the other way round.
     """
-    groups = 1 if geometry is None else geometry.groups
-    difference_weight, curvature_weight = weight_functions(weight, form, groups)
-    functions = log_functions if ratio else flip_functions
+    groups, outputs = 1 if geometry is None else geometry.groups, len(weight)
+    in_parts = not ratio and groups == 1 and form.narrow_rest and bool(form.leads)
+    in_parts = in_parts and narrow_pays(a.numel() // max(1, a.shape[1]), weight)
+    functions = log_functions if ratio else led_functions if in_parts else flip_functions
+    difference_weight, curvature_weight = weight_functions(weight, form.led() if in_parts else form, groups)
 
     def examples(x: Tensor, a: Tensor, given: Tensor) -> Tensor:
-        differences, curvatures = functions(a, given, noise, form, groups)
-        odd = input_gradient(differences, difference_weight, x, geometry)
+        differences, *rest, curvatures = functions(a, given, noise, form, groups)
+        odd = input_gradient(differences, difference_weight[:outputs] if rest else difference_weight, x, geometry)
+        for difference in rest:
+            odd += narrow_input_gradient(difference, difference_weight[outputs:], x, geometry)
+        del rest
         if not form.curvature:
             return odd.mul_(x).mul_(x)
         # Its memory is good for the next result.
@@ -220,24 +234,40 @@ def factors(form: Form, scale: float) -> tuple[Coefficients, Coefficients]:
     return matrices[0], matrices[1]
 
 
-def flip_functions(a: Tensor, grad: Tensor, noise: Noise, form: Form, groups: int) -> tuple[Tensor, Tensor]:
+def flip_functions(a: Tensor, grad: Tensor, noise: Noise, form: Form, groups: int) -> tuple[Tensor, ...]:
     """The functions of the pre-activations in the flip product: see :meth:`flipgrad.noise.Noise.flip_parts`."""
+    if groups == 1 and noise.compiled and library.takes_alike(a, grad):
+        differences, _, curvatures = _compiled_flip_functions(a, grad, noise, form, (len(form.steps), 0))
+        return differences, curvatures
+    parts = noise.flip_parts(a, grad, form.steps, form.curvature_nodes)
+    return _join(parts[0], 1, groups), _join(parts[1], 1, groups)
+
+
+def led_functions(a: Tensor, grad: Tensor, noise: Noise, form: Form, groups: int = 1) -> tuple[Tensor, ...]:
+    """Those of :meth:`flipgrad.flips.form.Form.led`, for one group: the first difference, the rest of others, curvatures."""
+    if noise.compiled and library.takes_alike(a, grad):
+        return _compiled_flip_functions(a, grad, noise, form, (1, len(form.leads)), leads=floats(form.leads))
+    (first, *others), curvatures = noise.flip_parts(a, grad, form.steps, form.curvature_nodes)
+    rest = [other.sub_(first, alpha=lead) for other, lead in zip(others, form.leads, strict=True)]
+    return first, _join(rest, 1, groups), _join(curvatures, 1, groups)
+
+
+def _compiled_flip_functions(
+    a: Tensor, grad: Tensor, noise: Noise, form: Form, differences: tuple[int, int], **fields: Any
+) -> tuple[Tensor, ...]:
+    """So many differences apart from so many others, and the curvatures."""
     nodes = form.curvature_nodes
-    if groups == 1 and noise.compiled and library.takes(a, grad):
-        indices = (ctypes.c_int64 * len(nodes))(*nodes)
-        steps = floats(map(math.cosh, form.steps))
-        return _compiled_functions("features", a, grad, noise, form, cosh_steps=steps, curvature_nodes=indices)
-    differences, curvatures = noise.flip_parts(a, grad, form.steps, nodes)
-    return _join(differences, 1, groups), _join(curvatures, 1, groups)
+    fields |= {"cosh_steps": floats(map(math.cosh, form.steps)), "curvature_nodes": (ctypes.c_int64 * len(nodes))(*nodes)}
+    return _compiled_functions("features", a, grad, noise, form, (*differences, len(nodes)), **fields)
 
 
-def log_functions(a: Tensor, states: Tensor, noise: Noise, form: Form, groups: int) -> tuple[Tensor, Tensor]:
+def log_functions(a: Tensor, states: Tensor, noise: Noise, form: Form, groups: int) -> tuple[Tensor, ...]:
     """Those in the log ratio: :meth:`flipgrad.noise.Noise.log_parts`, as factors of the functions of the weights."""
-    if groups == 1 and noise.compiled and library.takes(a, states):
+    if groups == 1 and noise.compiled and library.takes_alike(a, states):
         difference_matrix, curvature_matrix = (floats(chain.from_iterable(rows)) for rows in factors(form, noise.scale))
         return _compiled_functions(
             "log_features",
-            *(a, states, noise, form),
+            *(a, states, noise, form, (len(form.steps), len(form.curvature_nodes))),
             half_steps=floats(step / 2 for step in form.steps),
             half_tanhs=floats(math.tanh(step / 2) for step in form.steps),
             heights=floats(math.sinh(form.steps[node] / 2) ** 2 for node in form.curvature_nodes),
@@ -249,18 +279,23 @@ def log_functions(a: Tensor, states: Tensor, noise: Noise, form: Form, groups: i
 
 
 def _compiled_functions(
-    function: str, a: Tensor, given: Tensor, noise: Noise, form: Form, **fields: Any
-) -> tuple[Tensor, Tensor]:
-    """The functions [B, nodes C, ...] of ``a`` [B, C, ...] and of what is ``given`` with it, by a compiled ``function``."""
-    counts = {"differences": len(form.steps), "curvatures": len(form.curvature_nodes)}
-    results = [a.new_empty(a.shape[0], count * a.shape[1], *a.shape[2:]) for count in counts.values()]
-    block = a[0].numel() if len(a) else 0
-    call(function, torch.float32, a, given, *results, images=len(a), block=block, scale=noise.scale, **counts, **fields)
-    return results[0], results[1]
+    function: str, a: Tensor, given: Tensor, noise: Noise, form: Form, results: tuple[int, ...], **fields: Any
+) -> tuple[Tensor, ...]:
+    """Functions of ``a`` [B, C, ...] and of what is ``given`` with it, by a compiled ``function``.
+
+    Each of the ``results`` has the functions at so many nodes, [B, nodes C, ...].
+    """
+    rows, given = as_rows(a), as_rows(given)
+    found = [rows.new_empty(rows.shape[0], nodes * rows.shape[1], *rows.shape[2:]) for nodes in results]
+    sizes = {"images": len(rows), "block": rows[0].numel() if len(rows) else 0}
+    sizes |= {"differences": len(form.steps), "curvatures": len(form.curvature_nodes)}
+    call(function, torch.float32, rows, given, *found, **sizes, scale=noise.scale, **fields)
+    return tuple(as_images(result, a) for result in found)
 
 
 def weight_functions(weight: Tensor, form: Form, groups: int) -> tuple[Tensor, Tensor]:
     """The functions of the weights [out, ...] for the differences and, if there are any, for the curvatures."""
+    weight = weight.contiguous()
     if groups == 1 and library.takes(weight):
         out, odd_powers = weight.new_empty(form.rank, *weight.shape), len(form.difference)
         fields = {"count": weight.numel(), "functions": form.rank, "odd_powers": odd_powers}

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from flipgrad.flips.ordinary import Geometry, input_gradient
+from flipgrad.flips.ordinary import Geometry, has_channels_last, input_gradient
 from flipgrad.guards import cannot_look
 from flipgrad.native import library
 
 
 def joined(once: Tensor, twice: Tensor, x: Tensor) -> Tensor:
     """The sums ``x (once + x twice)``; ``twice`` may be written over. A zero in the place of a unit gets 0."""
-    if not (_are_compiled(once, twice, x) and once.shape == x.shape):
+    if not (_are_compiled(once, twice, x) and once.shape == twice.shape == x.shape):
         return torch.addcmul(once, twice, x).mul_(x)
     library.call("join", torch.float32, once, twice, x, twice, count=x.numel())
     return twice
@@ -32,16 +32,19 @@ def spread(
         geometry: of the convolution.
         of_ratio: whether it is for a log ratio.
     """
-    if not _are_compiled(total, kernel, share, sums, x):
+    if not (_are_compiled(sums, x) and library.takes(total, kernel, share)):
         shared = input_gradient(total, kernel.unsqueeze(1), x[:, : geometry.groups], geometry)
         parts = (shared.unsqueeze(2) * share[:, :, None, None]).flatten(1, 2)
         once, twice = (sums, parts) if of_ratio else (parts, sums)
         return torch.addcmul(once, twice, x).mul_(x)
+    if geometry.groups > 1:
+        sums, x = sums.contiguous(), x.contiguous()
     fields = {
         "batch": len(x), "in_channels": share.shape[1], "height": x.shape[2], "width": x.shape[3],
         "out_height": total.shape[2], "out_width": total.shape[3], "kernel": tuple(kernel.shape[1:]),
     }  # fmt: skip
-    library.call("spread", torch.float32, total, kernel, share, x, sums, of_ratio=of_ratio, **fields, **geometry._asdict())
+    how = {"of_ratio": of_ratio, "channels_last": has_channels_last(x)}
+    library.call("spread", torch.float32, total, kernel, share, x, sums, **how, **fields, **geometry._asdict())
     return sums
 
 
@@ -62,4 +65,4 @@ def posterior_means(x: Tensor, log_odds: Tensor, ratio: Tensor) -> Tensor:
 
 
 def _are_compiled(*tensors: Tensor) -> bool:
-    return library.takes(*tensors) and not cannot_look()
+    return library.takes_alike(*tensors) and not cannot_look()

@@ -29,9 +29,10 @@ _FIELDS = {
     "join": _UNITS,
     "certainty": "count every threads portable",
     "spread": (
-        "batch groups in_channels height width out_height out_width kernel stride padding dilation of_ratio threads portable"
+        "batch groups in_channels height width out_height out_width kernel stride padding dilation of_ratio channels_last "
+        "threads portable"
     ),
-    "features": "images block differences curvatures cosh_steps curvature_nodes scale threads portable",
+    "features": "images block differences curvatures cosh_steps leads curvature_nodes scale threads portable",
     "log_features": (
         "images block differences curvatures half_steps half_tanhs heights difference_matrix curvature_matrix scale "
         "threads portable"
@@ -53,7 +54,9 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("largest_weight", "scale", "limit", "t"), ctypes.c_double),
     **dict.fromkeys(("kernel", "stride", "padding", "dilation"), ctypes.c_int64 * 2),
     **dict.fromkeys((f"{name}_strides" for name in ("x", "a", "grad", "weight", "u")), ctypes.c_int64 * 4),
-    **dict.fromkeys(("cosh_steps", "half_steps", "half_tanhs", "heights", "coefficients"), ctypes.POINTER(ctypes.c_float)),
+    **dict.fromkeys(
+        ("cosh_steps", "leads", "half_steps", "half_tanhs", "heights", "coefficients"), ctypes.POINTER(ctypes.c_float)
+    ),
     **dict.fromkeys(("difference_matrix", "curvature_matrix"), ctypes.POINTER(ctypes.c_float)),
     "curvature_nodes": ctypes.POINTER(ctypes.c_int64),
 }
@@ -110,6 +113,17 @@ def takes(*tensors: Tensor) -> bool:
         return False
     for t in tensors:  # noqa: SIM110
         if t.dtype != torch.float32 or not t.is_contiguous():
+            return False
+    return True
+
+
+def takes_alike(*tensors: Tensor) -> bool:
+    """Whether passes that treat all numbers alike are compiled: as :func:`takes`, or all of them images with channels last."""
+    if not usable(*tensors):
+        return False
+    memory_format = torch.contiguous_format if tensors[0].is_contiguous() else torch.channels_last
+    for t in tensors:  # noqa: SIM110
+        if t.dtype != torch.float32 or not t.is_contiguous(memory_format=memory_format):
             return False
     return True
 
