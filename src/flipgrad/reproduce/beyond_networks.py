@@ -146,7 +146,7 @@ def _plan(
 
 FOUR, EIGHT = "-".join(["200"] * 4), "-".join(["200"] * 8)
 CIFAR = "quarter-width CIFAR net"
-GRID, CIFAR_GRID = (0.05, 0.1, 0.2, 0.3), (0.005, 0.015, 0.05)
+GRID, CIFAR_GRID = (0.05, 0.1, 0.15, 0.2, 0.3), (0.005, 0.015, 0.03, 0.05)
 # Trainings of every kind, each with a seed of its own.
 SEEDS = {"smoke": 1, "small": 3, "paper": 3}
 SETTINGS = {
