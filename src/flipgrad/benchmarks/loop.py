@@ -41,7 +41,7 @@ def _measure(config: TrainConfig, data: DataSet) -> dict[str, Any]:
         works: dict[str, Callable[[], None]] = {}
         for name, estimator in names.items():
             settings = replace(config, estimator=estimator)
-            works[name] = _in_the_loop(Trainer(settings, make_net(settings, data), data))
+            works[name] = in_the_loop(Trainer(settings, make_net(settings, data), data))
             works[f"{name}_bare"] = _bare(settings, make_net(settings, data), data)
         works["loading"] = _loading(config, data)
         seconds = fastest({name: partial(_many, work) for name, work in works.items()}, repeats=REPEATS)
@@ -58,7 +58,7 @@ def _many(one: Callable[[], None]) -> None:
         one()
 
 
-def _in_the_loop(trainer: Trainer) -> Callable[[], None]:
+def in_the_loop(trainer: Trainer) -> Callable[[], None]:
     """One update of a training."""
 
     def run() -> None:

@@ -104,7 +104,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Grid:
-    """The trainings of one network: ``words`` say on what, the ``cost`` of a gradient is over that of PSA, by option."""
+    """The trainings of one network: ``words`` say on what, the ``cost`` of an update is over that of PSA, by option."""
 
     title: str
     words: str

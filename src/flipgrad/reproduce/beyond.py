@@ -22,6 +22,7 @@ from flipgrad.reproduce.beyond_networks import (
     measure_costs,
     measure_small,
     measure_wide,
+    of_updates,
     revised,
     train,
 )
@@ -247,8 +248,8 @@ def _training_claims(grid: Grid) -> Iterator[Claim]:
     )
     epochs = f"lowest over the rates, after {grid.epochs} epochs"
     time = (
-        f"lowest over the rates, in the time that the cheapest takes for {grid.epochs} epochs, from the measured times of a "
-        "gradient at the start; losses between epochs are on a line"
+        f"lowest over the rates, in the time that the cheapest takes for {grid.epochs} epochs, from the measured times of an "
+        "update at the start; losses between epochs are on a line"
     )
     for after, same, how in ((lambda _: grid.epochs, "epochs", epochs), (grid.in_time, "time", time)):
         losses = {method: grid.best(method, after(method)) for method in grid.methods}
@@ -316,13 +317,13 @@ def _by_layer(caption: str, nets: Sequence[Net], names: Sequence[str], entry: Ca
 
 
 def _costs(nets: Sequence[Net], grids: Sequence[Grid], how_timed: str) -> Sheet:
-    """The time of a gradient."""
-    known = {net.name: net.cost for net in nets}
-    known |= {grid.title: grid.cost for grid in grids if not any(name.startswith(grid.title) for name in known)}
+    """The times of gradients and of updates."""
+    known = {net.name: net.cost for net in nets} | {of_updates(grid.title): grid.cost for grid in grids}
     names = list(dict.fromkeys(label for cost in known.values() for label in cost))
     return Sheet(
         f"Time of a gradient over that of PSA, on one thread, all timed in turns, {how_timed}. In small networks it is that of "
-        "the calls.",
+        "the calls. An update of a training at its start is all that trainings do for a batch: images and their augmentation, "
+        "the gradient, momentum.",
         ["option", *known],
         [[name, *(f"{cost[name]:.2f}" if name in cost else "" for cost in known.values())] for name in names],
     )

@@ -6,7 +6,7 @@ draws of PSA. That mean is PSA's own expectation. It is the exact gradient in th
 
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from flipgrad import files, machine, tensor_files
-from flipgrad.benchmarks.step import gradient
+from flipgrad.benchmarks.loop import in_the_loop
+from flipgrad.benchmarks.step import RATE, gradient
 from flipgrad.bounds import MeanOfDraws
 from flipgrad.contract import Estimator, LayerCall, LocalEstimator, Network
 from flipgrad.data import DataSet, Split
@@ -32,7 +33,8 @@ from flipgrad.reproduce._cells import Cell, Place, read_result
 from flipgrad.reproduce._workshop import ToyNet, Workshop
 from flipgrad.reproduce.learning import RUN, TrainingPlan, prepared, trainings
 from flipgrad.sampling import states as sampled_states
-from flipgrad.training import TrainConfig, make_net, read_weights
+from flipgrad.training import TrainConfig, Trainer, make_net, read_weights
+from flipgrad.training.loop import isolated
 
 # The paper's own first: psa:sampled is PSA, st is ST, psa:enhanced the head of its appendix. psa:auto is the default.
 OPTIONS = (
@@ -87,7 +89,7 @@ SCALES = {"smoke": (8, 1), "small": (64, 6), "paper": (64, 10)}
 # The factor on repeats in small networks, which take no time.
 MORE_REPEATS = 10
 
-# The time of a gradient over that of PSA, by network and option.
+# The time of a gradient over that of PSA, by network and option; and that of an update of a training, by :func:`of_updates`.
 Costs = dict[str, dict[str, float]]
 
 
@@ -114,8 +116,8 @@ class Setting:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """In which of the :data:`STATES` its network is timed and, if it is looked at, measured."""
-        return tuple(STATES) if self.looked_at is not None else ("start",)
+        """In which of the :data:`STATES` gradients of its network are measured and timed."""
+        return tuple(STATES) if self.looked_at is not None else ()
 
     def subject(self, shop: Workshop, state: str) -> Cell:
         """The training whose network is looked at in a ``state``; its settings say which, its inputs where it is."""
@@ -124,6 +126,11 @@ class Setting:
         return replace(
             training, settings=settings, inputs={**training.inputs, RUN: str(training.folder(shop.folder / shop.CELLS) / RUN)}
         )
+
+
+def of_updates(title: str) -> str:
+    """What the times of an update of the trainings of that ``title`` are called."""
+    return f"{title}, an update"
 
 
 # A training: the setting, its method, rate and repeat, and what was found.
@@ -240,12 +247,7 @@ def measure_small(shop: Workshop, costs: Costs) -> list[Net]:
 def measure_wide(shop: Workshop, settings: Sequence[Setting], costs: Costs) -> list[Net]:
     """The accuracy of every option in the wide networks that are looked at, before and after their training."""
     ways = {label: (option, "one") for label, option in zip(LABELS, OPTIONS, strict=True)} | WAYS
-    looked_at = [
-        (setting, state, *_cells(shop, setting, state, ways))
-        for setting in settings
-        if setting.looked_at is not None
-        for state in STATES
-    ]
+    looked_at = [(setting, state, *_cells(shop, setting, state, ways)) for setting in settings for state in setting.states]
     made = shop.cells("beyond", [reference for _, _, reference, _ in looked_at])
     drawn = shop.cells("beyond", [cell for *_, cells in looked_at for cell in cells.values()])
     nets = []
@@ -356,9 +358,10 @@ def _draws(
 def measure_costs(shop: Workshop, settings: Sequence[Setting]) -> tuple[Costs, str]:
     """The time of a gradient over that of PSA, by network and option, and in words what else the machine did meanwhile.
 
-    What the default averages depends on the network, so that each is timed as it is looked at; trainings come first. It runs
-    alone and on one thread, as they do. Times are found again where they were measured before; those of other
-    :data:`REVISIONS`, or taken beside other work on a machine that is quiet now, are taken again.
+    What the default averages depends on the network, so that each is timed as it is looked at; trainings come first. With them,
+    the time of an update of every training, at its start. It runs alone and on one thread, as they do. Times are found again
+    where they were measured before; those of other :data:`REVISIONS`, or taken beside other work on a machine that is quiet
+    now, are taken again.
     """
     path = shop.stored(COSTS)
     stored = read_result(path) if path.exists() else {}
@@ -380,36 +383,55 @@ def _could_be_better(load: float | None) -> bool:
 
 def _timed() -> dict[str, Any]:
     """What there are times of."""
-    return {"options": [*LABELS, *WAYS], "revisions": REVISIONS}
+    return {"options": [*LABELS, *WAYS], "updates": list(METHODS), "revisions": REVISIONS}
 
 
 def _take_times(shop: Workshop, settings: Sequence[Setting]) -> dict[str, Any]:
-    """Seconds of a gradient by every option in every network, and the machine's load after that; stored."""
+    """Seconds of a gradient by every option in every network, and of updates, and the machine's load after that; stored."""
     batch, repeats = SCALES[shop.scale_name]
     several = repeats * MORE_REPEATS if repeats > 1 else 1
     options = dict(for_training(option, 1) for option in OPTIONS)
     seconds: dict[str, dict[str, float]] = {}
     for net in small_nets(shop):
         name = f"{net.shape}, epoch {net.epoch:,}"
-        seconds[name] = _time(shop, name, shop.network(net), shop.data.x, shop.data.y, options, several)
+        seconds[name] = _time(shop, name, _gradients(shop, shop.network(net), shop.data.x, shop.data.y, options), several)
+    for setting in settings:
+        seconds[of_updates(setting.title)] = _time_updates(shop, setting, several)
     for setting, state in [(each, state) for each in settings for state in each.states]:
         cell = setting.subject(shop, state)
         _, data, network = _subject(cell.settings, Place(shop.folder, cell.inputs, lambda: False, lambda share: None))
         ways = {label: of_draws(*way, len(network.binary_layers)) for label, way in WAYS.items()}
         count = repeats if setting.plan.model == "cifar" else several
         name, x, y = f"{setting.title}, {STATES[state]}", data.train.x[:batch], data.train.y[:batch]
-        seconds[name] = _time(shop, name, network, x, y, {**options, **ways}, count)
+        seconds[name] = _time(shop, name, _gradients(shop, network, x, y, {**options, **ways}), count)
     facts = {"seconds": seconds, "batch": batch, "repeats": repeats, "timed": _timed(), "load": machine.load()}
     shop.store(COSTS, facts)
     return facts
 
 
-def _time(
-    shop: Workshop, name: str, net: BinaryNetwork, x: Tensor, y: Tensor, rules: Mapping[str, Estimator], repeats: int
-) -> dict[str, float]:
-    """Seconds of a gradient by every rule."""
-    generator, objective, total = torch.Generator().manual_seed(shop.seed), CrossEntropy(y), (repeats + 1) * len(rules)
-    works = {label: gradient(net, x, objective, rule, generator) for label, rule in rules.items()}
+def _gradients(
+    shop: Workshop, net: BinaryNetwork, x: Tensor, y: Tensor, rules: Mapping[str, Estimator]
+) -> dict[str, Callable[[], None]]:
+    """A gradient by every rule."""
+    generator, objective = torch.Generator().manual_seed(shop.seed), CrossEntropy(y)
+    return {label: gradient(net, x, objective, rule, generator) for label, rule in rules.items()}
+
+
+def _time_updates(shop: Workshop, setting: Setting, repeats: int) -> dict[str, float]:
+    """Seconds of an update with every method, as its trainings make them, from the batch to the weights."""
+    cell = setting.cell(shop, MEASURED, RATE)
+    config, data = prepared(cell.settings, Place(shop.folder, cell.inputs, lambda: False, lambda share: None))
+    works = {}
+    with isolated(torch.device("cpu")):
+        for method in setting.methods:
+            own = replace(config, estimator=method)
+            works[for_training(method, 1)[0]] = in_the_loop(Trainer(own, make_net(own, data), data))
+        return _time(shop, of_updates(setting.title), works, repeats)
+
+
+def _time(shop: Workshop, name: str, works: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Seconds of each of several works, which take turns."""
+    total = (repeats + 1) * len(works)
 
     def done(label: str) -> None:
         shop.report(f"beyond: time of {name}", 1, total)
@@ -433,7 +455,7 @@ def train(shop: Workshop, settings: Sequence[Setting]) -> list[TrainedCell]:
 
 
 def grids_of(shop: Workshop, settings: Sequence[Setting], found: Sequence[TrainedCell], costs: Costs) -> list[Grid]:
-    """What was ``found`` in :func:`train`, by setting, with the ``costs`` of gradients at the start."""
+    """What was ``found`` in :func:`train`, by setting, with the ``costs`` of updates."""
     grids = []
     for setting in settings:
         plan = setting.plan
@@ -444,6 +466,6 @@ def grids_of(shop: Workshop, settings: Sequence[Setting], found: Sequence[Traine
             for (of, (_, rate, repeat)), run in found
             if of is setting
         ]
-        cost = {run.method: costs[f"{setting.title}, {STATES['start']}"][run.method] for run in runs}
+        cost = {run.method: costs[of_updates(setting.title)][run.method] for run in runs}
         grids.append(Grid(setting.title, words, list(setting.rates), plan.epochs, runs, cost))
     return grids
