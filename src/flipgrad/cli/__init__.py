@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # A letter that the terminal's encoding lacks becomes a question mark: it must not end a command whose work is done.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    memory.keep_freed_memory()
     try:
         sys.exit(app(list(arguments) if arguments is not None else None, prog_name="flipgrad", standalone_mode=False) or DONE)
     except TyperException as error:

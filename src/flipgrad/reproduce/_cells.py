@@ -24,6 +24,7 @@ from uuid import uuid4
 from flipgrad import files
 from flipgrad.errors import CellError, InputError
 from flipgrad.machine import cores, threads
+from flipgrad.memory import keep_freed_memory
 from flipgrad.training.lock import FolderLock
 
 RESULT, SPENT, ERROR = "result.json", "spent.json", "error.txt"
@@ -328,6 +329,7 @@ def _serve(pipe: Connection, root: Path) -> None:
     # A terminal tells all processes of Ctrl-C; only the first one decides. A polite kill of all of them saves the work.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: terminated.set())
+    keep_freed_memory()
     reported = 0.0
 
     def stop() -> bool:

@@ -1,6 +1,7 @@
 """Training a stochastic binary network: configuration, the loop, metrics, and what a run leaves behind."""
 
 from flipgrad.errors import DivergenceError
+from flipgrad.memory import keep_freed_memory
 from flipgrad.training.config import TrainConfig, load_data, make_net
 from flipgrad.training.elbo import ElboRun, elbo_data, load_model, make_model
 from flipgrad.training.ensembles import Ensembles, EnsembleSize, measure_ensembles
@@ -42,6 +43,7 @@ __all__ = [
     "elbo_data",
     "evaluate",
     "fully_connected",
+    "keep_freed_memory",
     "load_data",
     "load_model",
     "load_run",
