@@ -229,8 +229,9 @@ int flipgrad_mean_slopes_f32(const SampleProblem* problem, const float* xa, floa
 // One block of Philox-4x32-10, for its known answers.
 void flipgrad_philox(const uint32_t* counter, const uint32_t* key, uint32_t* out);
 
-// 1 if the kernels for AVX2 and FMA run here.
+// 1 if the kernels for AVX2 and FMA run here, or those for AVX-512.
 int flipgrad_has_avx2(void);
+int flipgrad_has_avx512(void);
 
 // 1 if flipgrad_product_f32 is faster than other libraries' products: they may use AVX-512 where it does not.
 int flipgrad_has_fast_products(void);

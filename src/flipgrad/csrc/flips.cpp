@@ -33,6 +33,7 @@ int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 int64_t round_up(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
 
+#define FLIPGRAD_WITH_AVX512
 #define FLIPGRAD_KERNELS "flip_all.inc"
 #include "for_each_target.inc"
 
@@ -44,17 +45,14 @@ double terms(const FlipProblem& p) {
 template <class T>
 using Sum = void (*)(const FlipProblem&, const T*, const T*, const T*, const T*, T*, bool);
 
-// A sum over flips, by the best instructions that may be used. Up to `moderate`, |w| / scale have kernels of their own, and up
-// to `limit` any.
+// A sum over flips. Up to `moderate`, |w| / scale have kernels of their own, and up to `limit` any.
 template <class T>
-int compute(Sum<T> portable, Sum<T> fastest, double moderate, double limit, FlipProblem p, const T* x, const T* a,
-            const T* grad, const T* weight, T* u) {
+int compute(Sum<T> sum, double moderate, double limit, FlipProblem p, const T* x, const T* a, const T* grad, const T* weight, T* u) {
   try {
     const double largest = p.largest_weight / p.scale;
     if (largest > limit) return 2;
     if (terms(p) < kTermsWorthThreads) p.threads = 1;
-    const Sum<T> best = p.portable || !has_avx2() ? portable : fastest;
-    best(p, x, a, grad, weight, u, largest <= moderate);
+    sum(p, x, a, grad, weight, u, largest <= moderate);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;
@@ -63,12 +61,12 @@ int compute(Sum<T> portable, Sum<T> fastest, double moderate, double limit, Flip
 
 template <class T>
 int flip(const FlipProblem& p, const T* x, const T* a, const T* grad, const T* weight, T* u) {
-  return compute<T>(portable::flip<T>, fastest::flip<T>, kModerate, kLargest<T>, p, x, a, grad, weight, u);
+  return compute<T>(FLIPGRAD_BEST(p.portable, flip<T>), kModerate, kLargest<T>, p, x, a, grad, weight, u);
 }
 
 template <class T>
 int ratio(const FlipProblem& p, const T* x, const T* a, const T* y, const T* weight, T* log_ratio) {
-  return compute<T>(portable::ratio<T>, fastest::ratio<T>, kTabulated<T>, HUGE_VAL, p, x, a, y, weight, log_ratio);
+  return compute<T>(FLIPGRAD_BEST(p.portable, ratio<T>), kTabulated<T>, HUGE_VAL, p, x, a, y, weight, log_ratio);
 }
 
 }  // namespace
@@ -94,4 +92,6 @@ int flipgrad_ratio_f64(const FlipProblem* problem, const double* x, const double
 }
 
 int flipgrad_has_avx2(void) { return flipgrad::has_avx2(); }
+
+int flipgrad_has_avx512(void) { return flipgrad::has_avx2() && flipgrad::has_avx512_popcount(); }
 

@@ -23,9 +23,11 @@ Kernel = Literal["separable", "one product", "native", "triton", "vectorized"]
 # Seconds, measured on one core of a server from 2023, but for those of triton; only their ratios decide.
 #   of a call of each kernel (for the separable one, to find its form too);
 CALL = {"separable": 1.2e-4, "native": 5e-5, "triton": 3e-4, "vectorized": 1e-4}
-#   of a term in each exact kernel, and where weights are above 2 scales in the native one;
+#   of a term in each exact kernel; of the native one also where weights are above 2 scales, and then of each weight besides;
 TERM = {"native": 1.1e-10, "triton": 2e-10, "vectorized": 3e-9}
-LARGE_TERM, LARGE = 1.9e-10, 2.0
+LARGE_TERM, LARGE_WEIGHT, LARGE = 1.9e-10, 7e-8, 2.0
+#   of such terms of convolutions where the processor has AVX-512;
+WIDE_TERM, WIDE_LARGE_TERM = 6e-11, 1.5e-10
 #   that must be at stake before the weights are looked at for that;
 LOOK = 5e-4
 #   of a term in an ordinary product, of which the separable kernel takes as many as its rank;
@@ -211,9 +213,12 @@ def _exact(weight: Tensor, noise: Noise, terms: int, plan: Plan | None) -> tuple
     if not library.available():
         _warn_once()
         return seconds, "vectorized", f"the compiled kernel is missing ({library.reason()})"
+    wide = weight.dim() > 2 and library.has_avx512()
+    if_small = terms * (WIDE_TERM if wide else TERM["native"])
+    if_large = terms * (WIDE_LARGE_TERM if wide else LARGE_TERM) + weight.numel() * LARGE_WEIGHT
     # Looking at the weights is worth it only where much is at stake.
-    large = terms * LARGE_TERM > LOOK and _largest(weight, plan) > LARGE * noise.scale
-    seconds["native"] = CALL["native"] + terms * (LARGE_TERM if large else TERM["native"])
+    large = if_large > LOOK and _largest(weight, plan) > LARGE * noise.scale
+    seconds["native"] = CALL["native"] + (if_large if large else if_small)
     return seconds, "native", "the compiled kernel is the fastest exact one"
 
 

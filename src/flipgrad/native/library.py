@@ -128,6 +128,11 @@ def takes_alike(*tensors: Tensor) -> bool:
     return True
 
 
+def has_avx512() -> bool:
+    """Whether the library's functions run with AVX-512 here, 16 numbers at once."""
+    return _library is not None and not PORTABLE and bool(_library.flipgrad_has_avx512())
+
+
 def has_fast_products() -> bool:
     """Whether the library's matrix product is faster than torch's, which it is where it has the processor's instructions."""
     return _library is not None and bool(_library.flipgrad_has_fast_products())
