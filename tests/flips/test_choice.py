@@ -252,3 +252,25 @@ def test_compiled_weight_functions_are_those_of_torch(shape, portable, monkeypat
     ]
     for actual, wanted in zip(separable.weight_functions(weight, form, groups=1), expected, strict=True):
         assert torch.allclose(actual, wanted, rtol=1e-5, atol=1e-7)
+
+
+@compiled
+def test_exact_terms_of_convolutions_cost_less_with_avx512(monkeypatch):
+    large = torch.randn(200, 200)
+    seconds = []
+    for wide in (False, True):
+        monkeypatch.setattr(choice.library, "has_avx512", lambda wide=wide: wide)
+        found = [choice.choose(weight, fg.Logistic(), 64 * 121, 0) for weight in (weights(), weights(1.0), large)]
+        seconds.append([each.seconds["native"] for each in found])
+    narrow, wide = seconds
+    assert narrow[0] > 1.5 * wide[0]
+    assert narrow[1] > 1.2 * wide[1]
+    # Fully connected layers have hardly a gain; their large weights cost most themselves.
+    assert narrow[2] == wide[2]
+
+
+@compiled
+def test_large_weights_of_fully_connected_layers_are_looked_at():
+    # 64 examples: by their terms alone that would not be worth a look.
+    small, large = (choice.choose(torch.randn(200, 200) * size, fg.Logistic(), 64, 1e-3) for size in (0.05, 1.0))
+    assert large.seconds["native"] > 4 * small.seconds["native"]

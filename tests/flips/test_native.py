@@ -43,9 +43,9 @@ from random_tensors import channels_last, layouts, normal, strided
 needs_library = pytest.mark.skipif(not library.available(), reason=library.reason() or "compiled")
 
 
-@pytest.fixture(params=[False, True], ids=["fastest", "portable"])
+@pytest.fixture(params=[0, 1, 2], ids=["fastest", "portable", "without AVX-512"])
 def path(request, monkeypatch):
-    """Both sets of instructions, one after the other."""
+    """The sets of instructions, one after the other."""
     monkeypatch.setattr(library, "PORTABLE", request.param)
 
 
@@ -81,11 +81,11 @@ def conv_cases(draw) -> Case:
     return Case(shape, weight, geometry=geometry, **{name: draw(value) for name, value in grid_options.items()})
 
 
-def on_both_paths(check) -> None:
-    """Runs a check with either set of instructions: hypothesis does not go with fixtures."""
+def on_all_paths(check) -> None:
+    """Runs a check with every set of instructions: hypothesis does not go with fixtures."""
     chosen = library.PORTABLE
     try:
-        for library.PORTABLE in (False, True):
+        for library.PORTABLE in (0, 1, 2):
             check()
     finally:
         library.PORTABLE = chosen
@@ -97,12 +97,12 @@ def on_both_paths(check) -> None:
 @given(st.data(), layouts)
 def test_kernels_are_naive(cases, data, layout):
     layer = data.draw(cases)
-    on_both_paths(lambda: layer.assert_right(*PRECISION, layout=layout))
+    on_all_paths(lambda: layer.assert_right(*PRECISION, layout=layout))
 
 
 @needs_library
 def test_terms_of_either_sign_may_be_large_beside_their_sum():
-    on_both_paths(lambda: Case((1, 1), (33, 1), size=2.0, seed=104).assert_right(*PRECISION))
+    on_all_paths(lambda: Case((1, 1), (33, 1), size=2.0, seed=104).assert_right(*PRECISION))
 
 
 @needs_library

@@ -101,7 +101,7 @@ void some_weights(void* context, int64_t task, int64_t) {
 struct MomentWork {
   int64_t count, every;
   const float* numbers;
-  bool portable;
+  int64_t portable;
   // Three of each task.
   double* moments;
 };
@@ -226,7 +226,7 @@ int flipgrad_moments_f32(const MomentProblem* problem, const float* numbers, dou
   const int64_t blocks = (p.count + p.every * kBlock - 1) / (p.every * kBlock), tasks = (blocks + kBlocks - 1) / kBlocks;
   try {
     std::vector<double> parts(3 * tasks);
-    MomentWork work{p.count, p.every, numbers, p.portable != 0, parts.data()};
+    MomentWork work{p.count, p.every, numbers, p.portable, parts.data()};
     run(tasks, p.threads, some_moments, &work);
     std::fill(moments, moments + 3, 0.0);
     for (int64_t task = 0; task < tasks; ++task) {

@@ -18,7 +18,7 @@ struct FlipProblem {
   double largest_weight;
   double scale;
   int64_t threads;
-  // Not 0: only the instructions that every processor of this architecture has.
+  // 1: only the instructions that every processor of this architecture has; 2: at most AVX2; 0: the best ones.
   int64_t portable;
 };
 

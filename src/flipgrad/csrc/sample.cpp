@@ -34,7 +34,7 @@ void draw_some(void* context, int64_t task, int64_t) {
 
 template <class T>
 int sample(const SampleProblem& p, const T* given, T* out, decltype(Draw<T>::range) portable, decltype(Draw<T>::range) fast) {
-  Draw<T> draw{p, given, out, (p.count + 31) / 32, p.portable || !has_avx2() ? portable : fast};
+  Draw<T> draw{p, given, out, (p.count + 31) / 32, p.portable == 1 || !has_avx2() ? portable : fast};
   try {
     run((draw.blocks + kBlocksPerTask - 1) / kBlocksPerTask, p.threads, draw_some<T>, &draw);
     return 0;

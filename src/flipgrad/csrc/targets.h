@@ -45,11 +45,12 @@ inline bool has_avx512_popcount() {
 #endif
 }
 
-// The best of a kernel's forms for this processor, of those that for_each_target.inc made with FLIPGRAD_WITH_AVX512.
-#define FLIPGRAD_BEST(only_portable, kernel)                   \
-  ((only_portable) || !has_avx2() ? portable::kernel           \
-   : has_avx512_popcount()        ? avx512::kernel             \
-                                  : fastest::kernel)
+// The best of a kernel's forms for this processor, of those that for_each_target.inc made with FLIPGRAD_WITH_AVX512; `most` is the
+// field `portable` of a problem.
+#define FLIPGRAD_BEST(most, kernel)                          \
+  ((most) == 1 || !has_avx2()              ? portable::kernel \
+   : (most) == 0 && has_avx512_popcount() ? avx512::kernel   \
+                                          : fastest::kernel)
 
 // While it lives, numbers below the smallest normal one are 0 on this thread: they contribute nothing, but processors take
 // a hundred times as long for them.

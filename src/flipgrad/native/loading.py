@@ -14,8 +14,8 @@ from pathlib import Path
 
 LIBRARY = Path(__file__).parent.parent / "_native.so"
 
-# Only the instructions that every processor of this architecture has: to test them, and to compare.
-PORTABLE = os.environ.get("FLIPGRAD_PORTABLE", "") not in ("", "0")
+# 1: only the instructions that every processor of this architecture has, to test them and to compare; 2, in tests: at most AVX2.
+PORTABLE = int(os.environ.get("FLIPGRAD_PORTABLE", "") not in ("", "0"))
 
 
 def load(functions: Iterable[str]) -> tuple[ctypes.CDLL | None, str]:
