@@ -14,7 +14,7 @@ from pathlib import Path
 
 LIBRARY = Path(__file__).parent.parent / "_native.so"
 
-# 1: only the instructions that every processor of this architecture has, to test them and to compare; 2, in tests: at most AVX2.
+# 1: only the instructions that every processor of this architecture has, to test and to compare; 2, in tests: at most AVX2.
 PORTABLE = int(os.environ.get("FLIPGRAD_PORTABLE", "") not in ("", "0"))
 
 
