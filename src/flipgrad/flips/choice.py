@@ -25,7 +25,7 @@ Kernel = Literal["separable", "one product", "native", "triton", "vectorized"]
 CALL = {"separable": 1.2e-4, "native": 5e-5, "triton": 3e-4, "vectorized": 1e-4}
 #   of a term in each exact kernel; of the native one also where weights are above 2 scales, and then of each weight besides;
 TERM = {"native": 1.1e-10, "triton": 2e-10, "vectorized": 3e-9}
-LARGE_TERM, LARGE_WEIGHT, LARGE = 1.9e-10, 7e-8, 2.0
+LARGE_TERM, LARGE_WEIGHT, LARGE = 1.9e-10, 1.2e-8, 2.0
 #   of such terms of convolutions where the processor has AVX-512;
 WIDE_TERM, WIDE_LARGE_TERM = 6e-11, 1.5e-10
 #   that must be at stake before the weights are looked at for that;
