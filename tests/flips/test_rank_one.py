@@ -16,6 +16,7 @@ import flipgrad as fg
 from flipgrad.affine import Affine, Signal, per_channel
 from flipgrad.binary_weights import BinaryWeightMap
 from flipgrad.flips import Geometry, naive, rank_one
+from flipgrad.native import library
 from flipgrad.noise import Noise
 from random_tensors import channels_last, normal, states, uniform
 
@@ -232,6 +233,29 @@ def test_log_changes_of_rows_are_those_of_the_definition(outputs, steps, scale):
     # To rounding: of every number relative to the largest of its channel, as many as its step.
     assert bool(((found.odd - wide.odd).abs() <= 2e-6 * (step.abs() / scale).clamp(max=20)).all())
     torch.testing.assert_close(found.spread.double(), wide.spread, rtol=1e-5, atol=1e-7 * outputs**0.5)
+
+
+@pytest.mark.skipif(not library.available(), reason=library.reason() or "compiled")
+@pytest.mark.parametrize("portable", [0, 1, 2])
+@pytest.mark.parametrize("keep_even", [True, False])
+@pytest.mark.parametrize("shape", [(37, 7), (0, 3), (5, 40), (3, 4, 5, 2), (2, 19, 1, 3)])
+def test_changes_of_rows_are_those_of_the_definition(shape, keep_even, portable, monkeypatch):
+    calls = []
+    call = library.call
+    monkeypatch.setattr(library, "PORTABLE", portable)
+    monkeypatch.setattr(library, "call", lambda name, *rest, **fields: (calls.append(name), call(name, *rest, **fields))[1])
+    a, grad, sums = (normal(*shape, seed=seed) * size for seed, size in ((1, 3), (2, 1), (3, 1)))
+    step = normal(shape[1], seed=4) * 2
+    given = [t.float() if t.dim() == 2 else channels_last(t.float()) for t in (a, grad, sums)]
+    found = rank_one.changes(*given, step.float(), fg.Logistic(0.7), keep_even=keep_even)
+    assert calls == ["flip_rows"]
+    expected = rank_one.changes(a, grad, sums, step, fg.Logistic(0.7))
+    assert (found.even is not None) is keep_even
+    for name, t in vars(found).items():
+        if t is not None:
+            torch.testing.assert_close(
+                t.double(), vars(expected)[name], rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 @pytest.mark.parametrize("groups", [1, 2])

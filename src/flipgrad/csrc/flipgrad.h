@@ -190,6 +190,10 @@ int flipgrad_product_f32(const ProductProblem* problem, const float* difference,
 // `given` is the gradient, and `sums` the other numbers; or the states, and then only `odd` and `spread` are written.
 int flipgrad_rank_one_f32(const RankOneProblem* problem, const float* a, const float* given, const float* sums, const float* steps,
                           float* odd, float* even, float* spread, float* rows);
+// Those of the cdf where the channels of a place lie next to each other, a [images, block, channels], in one group: the sums of O over
+// channels are [images, block], the other sums [images, 3, channels].
+int flipgrad_flip_rows_f32(const RankOneProblem* problem, const float* a, const float* grad, const float* sums, const float* steps,
+                           float* odd, float* even, float* spread, float* rows);
 // Those of a log ratio where images have one place, [images, channels], in one group: the sums of O are [images]. Returns 2 where
 // a step is too large.
 int flipgrad_log_rows_f32(const RankOneProblem* problem, const float* a, const float* states, const float* steps, float* odd,

@@ -46,6 +46,27 @@ void some_channels(void* context, int64_t task, int64_t) {
   }
 }
 
+struct ImageWork {
+  const RankOneProblem& problem;
+  const float *tables, *a, *grad, *sums;
+  float *odd, *even, *spread, *rows;
+};
+
+// Images in one task: several of those with few places.
+int64_t images_together(const RankOneProblem& p) { return std::max<int64_t>(1, 16 / std::max<int64_t>(1, p.block)); }
+
+void some_images(void* context, int64_t task, int64_t) {
+  const ImageWork& work = *static_cast<ImageWork*>(context);
+  const RankOneProblem& p = work.problem;
+  const auto image = FLIPGRAD_BEST(p.portable, flip_image);
+  const int64_t together = images_together(p);
+  for (int64_t n = task * together; n < std::min((task + 1) * together, p.images); ++n) {
+    const int64_t at = n * p.block * p.channels;
+    image(p, work.tables, work.a + at, work.grad + at, work.sums + at, work.odd + at, p.keep_even ? work.even + at : nullptr,
+          work.spread + n * p.block, work.rows + 3 * n * p.channels);
+  }
+}
+
 // Rows in one task of those with one place.
 constexpr int64_t kRows = 16;
 
@@ -90,6 +111,29 @@ int flipgrad_log_rows_f32(const RankOneProblem* problem, const float* a, const f
     }
     RowWork work{p, tables.data(), a, states, odd, spread, some, all_small};
     run((p.images + kRows - 1) / kRows, p.threads, some_rows, &work);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+int flipgrad_flip_rows_f32(const RankOneProblem* problem, const float* a, const float* grad, const float* sums, const float* steps,
+                           float* odd, float* even, float* spread, float* rows) {
+  using namespace flipgrad;
+  const RankOneProblem& p = *problem;
+  try {
+    std::vector<float> tables(4 * p.channels);
+    for (int64_t channel = 0; channel < p.channels; ++channel) {
+      const portable::FlipStep step(steps[channel], p.scale);
+      float* table = tables.data() + channel;
+      table[0] = step.size;
+      table[p.channels] = step.decay;
+      table[2 * p.channels] = step.factor;
+      table[3 * p.channels] = step.half;
+    }
+    ImageWork work{p, tables.data(), a, grad, sums, odd, even, spread, rows};
+    const int64_t together = images_together(p);
+    run((p.images + together - 1) / together, p.threads, some_images, &work);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;

@@ -13,6 +13,7 @@ an ordinary gradient each, and a sum that does not tell the units of a place, or
 is the same of other numbers. No tolerance is needed. A zero in the place of a unit or of a weight is none, and adds nothing.
 """
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -55,6 +56,8 @@ def changes(
 
     All tensors but the step are shaped like the pre-activations ``a``.
     """
+    if groups == 1 and _rows_are_compiled(noise, step, a, grad, sums):
+        return _compiled_flip_rows(a, grad, sums, step, noise, keep_even=keep_even)
     if _images_are_compiled(noise, step, a, grad, sums):
         a, grad, sums = (t.contiguous() for t in (a, grad, sums))
         return _compiled(a, grad, sums, step, noise, groups, keep_even=keep_even)
@@ -90,6 +93,26 @@ def _images_are_compiled(noise: Noise, step: Tensor, *tensors: Tensor) -> bool:
     """Whether passes over pre-activations [B, out, H', W'] are compiled."""
     known = tensors[0].dim() == 4 and noise.compiled and not cannot_look()
     return known and library.takes_alike(*tensors) and library.takes(step)
+
+
+def _rows_are_compiled(noise: Noise, step: Tensor, *tensors: Tensor) -> bool:
+    """Whether passes are compiled over pre-activations whose channels lie next to each other, of one place or of several."""
+    first = tensors[0]
+    in_rows = first.dim() == 2 or has_channels_last(first)
+    known = in_rows and noise.compiled and not cannot_look()
+    return known and library.takes_alike(*tensors) and library.takes(step)
+
+
+def _compiled_flip_rows(a: Tensor, grad: Tensor, sums: Tensor, step: Tensor, noise: Noise, *, keep_even: bool) -> Changes:
+    """:func:`changes` of logistic noise in one pass over memory, for one group."""
+    images, channels, *place = a.shape
+    odd, spread = torch.empty_like(a), a.new_empty(images, 1, *place)
+    even, rows = torch.empty_like(a) if keep_even else None, a.new_empty(images, 3, channels)
+    sizes = {"images": images, "channels": channels, "groups": 1, "block": math.prod(place)}
+    tensors = a, grad, sums, step, odd, odd if even is None else even, spread, rows
+    library.call("flip_rows", torch.float32, *tensors, **sizes, keep_even=keep_even, scale=noise.scale)
+    _, slopes, scaled = rows.sum(0)
+    return Changes(odd, spread, even, rows[:, 0], slopes, scaled)
 
 
 def _compiled(

@@ -40,6 +40,7 @@ _FIELDS = {
     "weights": "count functions odd_powers terms coefficients limit threads portable",
     "product": "batch inputs outputs differences curvatures terms coefficients limit threads portable",
     "rank_one": "images channels groups block of_logs keep_even scale threads portable",
+    "flip_rows": "images channels groups block of_logs keep_even scale threads portable",
     "log_rows": "images channels groups block of_logs keep_even scale threads portable",
     "nodes": "outputs inputs groups threads portable",
     "one_product": "batch inputs outputs scale threads portable",
