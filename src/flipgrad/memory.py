@@ -54,7 +54,7 @@ def keep_freed_memory() -> bool:
     this, and a training of your own had best do so at its beginning.
 
     Returns:
-        Whether it is so now: other C libraries than glibc have no such choice.
+        Whether it is so now; other C libraries than glibc have no such choice.
 
     >>> from flipgrad.training import keep_freed_memory
     >>> kept = keep_freed_memory()

@@ -218,6 +218,10 @@ def test_the_medium_scale_stands_beside_the_small_one(tmp_path, quick, monkeypat
     keep(kept, kept)
     (table,) = result(kept, "cifar")["sheets"]
     assert table["head"][2] == "medium (not run: flipgrad reproduce cifar --scale medium)"
+    fg.files.write_json(kept / "cifar-medium.json", {"title": "Figure 4", "claims": [], "scale": "medium", "sheets": []})
+    keep(kept, kept)
+    (table,) = result(kept, "cifar")["sheets"]
+    assert table["head"][2] == "medium (no claim can be judged yet: flipgrad reproduce cifar --scale medium)"
     for _ in range(2):
         page = keep(out, kept).read_text()
     table = result(kept, "cifar")["sheets"]

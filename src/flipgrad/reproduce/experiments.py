@@ -104,10 +104,12 @@ def _tell_scales(folder: Path, experiment: Experiment) -> None:
     stems = dict.fromkeys(map(experiment.stem, experiment.efforts()))
     paths = [path for stem in stems if (path := folder / f"{stem}.json").is_file()]
     records = [read_result(path, "title", "claims") for path in paths]
-    left = {MEDIUM} - {record.get("scale") for record in records} if experiment.medium else set()
-    table = claims_by_scale(
-        records, [f"{scale} (not run: flipgrad reproduce {experiment.name} --scale {scale})" for scale in left]
-    )
+    left = []
+    if experiment.medium and not any(_is_judged(record) for record in records if record.get("scale") == MEDIUM):
+        begun = any(record.get("scale") == MEDIUM for record in records)
+        why = "no claim can be judged yet" if begun else "not run"
+        left = [f"{MEDIUM} ({why}: flipgrad reproduce {experiment.name} --scale {MEDIUM})"]
+    table = claims_by_scale(records, left)
     for path, record in zip(paths, records, strict=True):
         # Older result files have one table, or none.
         sheets = [sheet for sheet in record.pop("sheets", [record.pop("sheet", None)]) if sheet]
@@ -116,6 +118,11 @@ def _tell_scales(folder: Path, experiment: Experiment) -> None:
             record["sheets"].insert(0, asdict(table))
         files.write_json(path, record)
         files.write(path.with_suffix(".md"), as_text(record).encode())
+
+
+def _is_judged(record: Mapping[str, Any]) -> bool:
+    """Whether it holds a claim that is looked at in several places or scales."""
+    return any("about" in claim for claim in record["claims"])
 
 
 def rounded(value: Any) -> Any:
