@@ -1,12 +1,14 @@
 import importlib
 import io
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from command_line import flipgrad, fork_flipgrad
 from flipgrad import cli, files
 from flipgrad.benchmarks import BENCHMARKS, SECONDS
 from flipgrad.estimators import ESTIMATORS, facts
+from flipgrad.reproduce import _cells
 from flipgrad.training import RunFolder, TrainConfig
 from pictures import render_nothing
 
@@ -69,6 +72,19 @@ def test_every_field_of_the_configuration_is_an_option_of_train():
         expected = {"threads": None, "lr": str(field.default)}.get(field.name, field.default)
         assert option.default == expected
     assert set(parameters) > {field.name for field in fields(TrainConfig)}
+
+
+def test_commands_and_their_workers_keep_the_memory_that_they_free(capsys, monkeypatch):
+    kept = []
+    monkeypatch.setattr(cli.memory, "keep_freed_memory", lambda: kept.append("command"))
+    assert flipgrad(capsys, "--version")[0] == 0
+    monkeypatch.setattr(_cells, "keep_freed_memory", lambda: kept.append("worker"))
+    # In a process of its own it would change how that one is ended.
+    monkeypatch.setattr(_cells.signal, "signal", lambda *_: None)
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()
+    _cells._serve(theirs, Path())
+    assert kept == ["command", "worker"]
 
 
 def test_estimators_lists_their_facts(capsys, monkeypatch):

@@ -49,7 +49,7 @@ def keep_freed_memory() -> bool:
 
     Every training step frees what the next one needs. The C library of Linux, glibc, gives large pieces back to the system, and
     to get them anew, page by page, took 6 % of a step of :class:`flipgrad.PSA` on the paper's network with batches of 64, and
-    23 % with batches of 128 (of straight-through 2 and 20 %); the most memory that is used at once grew by 4 to 11 %. It holds
+    23 % with batches of 128 (of straight-through 2 and 20 %); the most memory that is used at once grew by 4 to 12 %. It holds
     for the whole process and all that runs in it, so that the library leaves it to the program: flipgrad's own commands call
     this, and a training of your own had best do so at its beginning.
 

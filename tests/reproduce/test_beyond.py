@@ -253,6 +253,9 @@ def test_tables_have_a_row_for_every_layer_and_training():
     assert accuracy.head == ["network, layer", *LABELS]
     assert accuracy.rows[1][:2] == ["a net, layer 2", "1 / (0.00) / 0.50"]
     assert len(wider.rows) == len(equal.rows) / 2 == len(several.rows) == 4
+    # A gradient of the default costs 1.5 of PSA's here, an update 1.
+    assert costs.head[1:] == ["a net", "a net, an update"]
+    assert ["PSA auto", "1.50", "1.00"] in costs.rows
     assert ["PSA posterior", "1.50"] in [row[:2] for row in costs.rows]
     assert equal.rows[1][2] == f"{0.4 * 1.5**0.5:.2f}"
     assert trained.rows[2] == ["a net, PSA auto", "1.000", "0.400", "≥ 0.3", "0.400", "2.000"]

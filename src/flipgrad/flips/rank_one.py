@@ -70,16 +70,13 @@ def changes(
 
 def log_changes(a: Tensor, states: Tensor, step: Tensor, noise: Noise, groups: int = 1) -> Changes:
     """Those of log p(y | a) of ``states`` y: see :meth:`flipgrad.noise.Noise.log_change`."""
+    if groups == 1 and _rows_are_compiled(noise, step, a, states):
+        parts = _compiled_rows(as_rows(a), as_rows(states), step, noise)
+        if parts is not None:
+            return Changes(as_images(parts.odd, a), as_images(parts.spread, a))
     if _images_are_compiled(noise, step, a, states):
-        if groups == 1 and has_channels_last(a):
-            parts = _compiled_rows(as_rows(a), as_rows(states), step, noise)
-            if parts is not None:
-                return Changes(as_images(parts.odd, a), as_images(parts.spread, a))
         return _compiled(a.contiguous(), states.contiguous(), None, step, noise, groups)
     if a.dim() == 2 and noise.compiled and not cannot_look() and library.takes(step) and library.usable(a, states):
-        parts = _compiled_rows(a, states, step, noise) if groups == 1 and library.takes(a, states) else None
-        if parts is not None:
-            return parts
         # The examples are the places of one image: they lie next to each other.
         rows, given = (t.t().contiguous()[None, :, :, None] for t in (a, states))
         if library.takes(rows, given):
