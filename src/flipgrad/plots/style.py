@@ -234,18 +234,22 @@ def write(figure: Figure, path: Path, *, dpi: int = 200) -> None:
     files.write(path, content.getvalue())
 
 
-def with_palette(picture: bytes) -> bytes:
-    """A PNG with at most 256 colours, which for a figure of few colours and their shades looks the same and is a third of it.
+# Colours of a figure that is to be kept small.
+PALETTE = 128
 
-    One that has a palette stays as it is, byte by byte.
+
+def with_palette(picture: bytes) -> bytes:
+    """A PNG of few colours, at most :data:`PALETTE`: a figure of lines and their shades looks the same and is a third of it.
+
+    One that has a palette of no more stays as it is, byte by byte.
     """
     with Image.open(BytesIO(picture)) as image:
-        if image.mode == "P":
+        if image.mode == "P" and image.getcolors(PALETTE):
             return picture
         # What is transparent becomes white paper.
         paper = Image.new("RGBA", image.size, "white")
         paper.alpha_composite(image.convert("RGBA"))
-        few = paper.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        few = paper.convert("RGB").quantize(PALETTE, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     content = BytesIO()
     few.save(content, format="PNG", optimize=True)
     return content.getvalue()
