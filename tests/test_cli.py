@@ -83,7 +83,7 @@ def test_commands_and_their_workers_keep_the_memory_that_they_free(capsys, monke
     monkeypatch.setattr(_cells.signal, "signal", lambda *_: None)
     ours, theirs = multiprocessing.Pipe()
     ours.close()
-    _cells._serve(theirs, Path())
+    _cells._serve(theirs, Path(), 1)
     assert kept == ["command", "worker"]
 
 
@@ -512,7 +512,9 @@ def test_bench_says_beforehand_how_long_it_takes_and_shows_a_bar(capsys, monkeyp
         (["reproduce", "rmse", "--workers", "0"], "workers=0: give at least 1"),
         (["reproduce", "rmse", "--scale", "medium"], "rmse has no scale 'medium': choose smoke, small, paper"),
         (["reproduce", "rmse", "--finished"], "rmse cannot be made of parts that are finished or kept: leave out --finished"),
-        (["reproduce", "rmse", "--workers", "2", "--dask", "tcp://x:1"], "--workers is for processes of this machine"),
+        (["reproduce", "rmse", "--threads", "0"], "threads=0: give from 1 to"),
+        (["reproduce", "rmse", "--workers", "2", "--dask", "tcp://x:1"], "--workers and --threads are for processes of this"),
+        (["reproduce", "rmse", "--threads", "2", "--dask", "tcp://x:1"], "a cluster has its own: leave them out with --dask"),
         (["reproduce", "rmse", "--scale", "huge"], "scale 'huge': choose smoke, small, medium, paper"),
         (["bench", "everything"], "no benchmark 'everything'; choose exact"),
     ],

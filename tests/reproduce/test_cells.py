@@ -94,6 +94,26 @@ def test_an_interrupted_cell_goes_on_where_it_was(tmp_path, workers):
 
 
 @BOTH
+def test_cells_may_have_threads(tmp_path, workers):
+    cells = [counting(k) for k in range(workers)]
+    LocalRunner(workers, threads=2).run(cells, tmp_path, silent)
+    assert [cell.read(tmp_path)["result"]["threads"] for cell in cells] == [2] * workers
+    assert not list(tmp_path.glob("*/begun.json"))
+
+
+def test_a_cell_goes_on_with_as_many_threads_as_it_was_begun_with(tmp_path):
+    cell = counting(0)
+    stops = iter([False, True])
+    assert isinstance(attempt(cell, tmp_path, lambda: next(stops), lambda share: None, 2), KeyboardInterrupt)
+    with pytest.raises(
+        fg.InputError, match="was begun with --threads 2, and only so goes on as it was: give that, or delete it"
+    ):
+        LocalRunner(1).run([cell], tmp_path, silent)
+    LocalRunner(1, threads=2).run([cell], tmp_path, silent)
+    assert cell.read(tmp_path)["result"] == {"counted": 3, "from": 1, "threads": 2}
+
+
+@BOTH
 def test_bad_input_of_a_cell_ends_the_run(tmp_path, workers):
     cells = [Cell("blind", refuse, {}), *(counting(k) for k in range(workers))]
     with pytest.raises(fg.InputError, match="blind: no such data; bring it"):
@@ -145,6 +165,9 @@ def test_results_of_other_settings_and_damaged_ones_are_refused(tmp_path):
 def test_workers_must_be_positive():
     with pytest.raises(fg.InputError, match="workers=0: give at least 1"):
         LocalRunner(0)
+    with pytest.raises(fg.InputError, match=r"threads=0: give from 1 to \d+"):
+        LocalRunner(threads=0)
+    assert LocalRunner(threads=1000).workers == 1
     assert LocalRunner().workers >= 1
 
 

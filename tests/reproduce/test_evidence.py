@@ -53,6 +53,24 @@ def test_trainings_are_paired_by_their_seed_and_compared_as_far_as_both_go():
     np.testing.assert_allclose(log_ratio(one, "loss", other, "loss"), np.log([0.5, 2.0]))
 
 
+@pytest.mark.parametrize(
+    ("losses", "plateau", "left"),
+    [
+        ([2.4, 1.5, 2.35, 1.4], 3, [1.4]),
+        ([2.2, 2.1], 0, [2.2, 2.1]),
+        # One per cent below guessing is nothing learnt.
+        ([2.4, 2.29], None, []),
+        # What comes after a number that is none does not count.
+        ([2.4, 2.0, None, 2.4], 1, [2.0, None, 2.4]),
+        ([], None, []),
+    ],
+)
+def test_a_plateau_is_at_the_loss_of_guessing(losses, plateau, left):
+    training = run(0, losses, "train_loss")
+    assert training.plateau == plateau
+    assert training.learning.curves == {"train_loss": left}
+
+
 def test_the_end_is_the_last_fifth_and_curves_without_an_epoch_are_left_out():
     found = at_the_end([np.arange(10.0), np.empty(0), np.array([5.0])])
     assert found.values == (8.5, 5.0)

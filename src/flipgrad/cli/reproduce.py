@@ -39,7 +39,10 @@ def reproduce(
     augment: Annotated[
         str | None, typer.Option(help="For cifar: none,affine,flip-crop or some of them (default: the scale's).")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that train at the same time (default: one per core).")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that train at the same time (default: as many as there are cores for).")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads of each; numbers depend on it in their last digits.")] = 1,
     dask: Annotated[str | None, typer.Option(help="Train on the Dask cluster with this scheduler, tcp://HOST:PORT.")] = None,
     finished: Annotated[
         bool, typer.Option("--finished", help="For cifar and vae: train no more; figures and text of what is finished.")
@@ -62,8 +65,10 @@ def reproduce(
     unknown = [name for name in names if name not in (*EXPERIMENTS, ALL, REPORT)]
     if unknown:
         raise InputError(f"no figure {unknown[0]!r}; choose {', '.join(EXPERIMENTS)}, or all, or report")
-    if dask and workers:
-        raise InputError("--workers is for processes of this machine; a cluster has its own: leave it out with --dask")
+    if dask and (workers or threads != 1):
+        raise InputError(
+            "--workers and --threads are for processes of this machine; a cluster has its own: leave them out with --dask"
+        )
     check_seed(seed)
     folder = output or RESULTS / scale
     wanted = [name for name in dict.fromkeys(names) if name != REPORT]
@@ -72,7 +77,7 @@ def reproduce(
     for name in wanted if scale in SCALES else ():
         EXPERIMENTS[name].check(scale, in_parts=finished or kept is not None)
     if wanted:
-        runner = DaskRunner(dask) if dask else LocalRunner(workers)
+        runner = DaskRunner(dask) if dask else LocalRunner(workers, threads)
         augmentations = [name.strip() for name in augment.split(",")] if augment else None
         options = {"overwrite": overwrite, "runner": runner, "images": data, "augmentations": augmentations}
         options |= {"finished": finished, "kept": kept}

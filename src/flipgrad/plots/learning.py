@@ -29,8 +29,9 @@ TITLES = {"none": "no augmentation", "affine": "affine augmentation", "flip-crop
 # Dashes of relaxed objectives and of one-sample accuracies.
 DOTS = (1.0, 1.3)
 
-# The loss of guessing one of ten classes.
+# The loss of guessing one of ten classes, and the loss below which a network has learnt something.
 GUESSING = log(10)
+LEARNT = 0.99 * GUESSING
 
 Numbers = NDArray[np.float64]
 
@@ -95,6 +96,20 @@ class Training:
         values = self.values(key)
         tail = values[-max(1, len(values) // 5) :]
         return sum(tail) / len(tail) if tail else nan
+
+    @property
+    def plateau(self) -> int | None:
+        """For how many epochs the training loss is that of guessing; None where it still is at the end."""
+        losses = self.curve("train_loss")
+        guessed = np.flatnonzero(losses >= LEARNT) + 1
+        epochs = int(guessed[-1]) if len(guessed) else 0
+        return epochs if epochs < len(losses) else None
+
+    @property
+    def learning(self) -> Training:
+        """Itself without the epochs of its :attr:`plateau`; without any where it does not leave that."""
+        start = self.plateau
+        return replace(self, curves={key: values[start:] if start is not None else [] for key, values in self.curves.items()})
 
     @property
     def end(self) -> float:

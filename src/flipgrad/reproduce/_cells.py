@@ -25,9 +25,10 @@ from flipgrad import files
 from flipgrad.errors import CellError, InputError
 from flipgrad.machine import cores, threads
 from flipgrad.memory import keep_freed_memory
+from flipgrad.training.config import MOST_THREADS
 from flipgrad.training.lock import FolderLock
 
-RESULT, SPENT, ERROR = "result.json", "spent.json", "error.txt"
+RESULT, BEGUN, SPENT, ERROR = "result.json", "begun.json", "spent.json", "error.txt"
 # What to do about a file that cannot be read.
 AGAIN = "delete it, it is made again"
 # Seconds between two attempts to lock a folder that another process holds, and, in runners, between two looks at who watches.
@@ -115,19 +116,22 @@ class Cell:
 Outcome = KeyboardInterrupt | InputError | CellError | None
 
 
-def attempt(cell: Cell, root: Path, stop: Callable[[], bool], report: Callable[[float], None]) -> Outcome:
+def attempt(
+    cell: Cell, root: Path, stop: Callable[[], bool], report: Callable[[float], None], thread_count: int = 1
+) -> Outcome:
     """Do a cell, unless it is done or another process is doing it: then wait for that one.
 
-    It runs on one thread: cells share the cores, and their numbers do not depend on how many run side by side.
+    By default it runs on one thread: cells share the cores, and their numbers do not depend on how many run side by side.
     """
     folder = cell.folder(root)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with threads(1), ExitStack() as held:
+        with threads(thread_count), ExitStack() as held:
             held.callback(_lock(folder, stop).release)
             if stop():
                 raise KeyboardInterrupt
             if cell.read(root) is None:
+                _begin(folder, thread_count)
                 _work(cell, Place(folder, cell.inputs, stop, report))
     except KeyboardInterrupt:
         return KeyboardInterrupt()
@@ -138,6 +142,15 @@ def attempt(cell: Cell, root: Path, stop: Callable[[], bool], report: Callable[[
             (folder / ERROR).write_text(traceback.format_exc(), encoding="utf-8")
         return CellError(f"{type(error).__name__}: {error}")
     return None
+
+
+def _begin(folder: Path, thread_count: int) -> None:
+    """Note the number of threads, and refuse to go on with another one, whose sums have other last digits."""
+    path = folder / BEGUN
+    if not path.exists():
+        files.write_json(path, {"threads": thread_count})
+    elif (begun := read_result(path, "threads")["threads"]) != thread_count:
+        raise InputError(f"'{folder}' was begun with --threads {begun}, and only so goes on as it was: give that, or delete it")
 
 
 def _work(cell: Cell, place: Place) -> None:
@@ -153,7 +166,7 @@ def _work(cell: Cell, place: Place) -> None:
     seconds = before + time.perf_counter() - started
     record = {"name": cell.name, "settings": dict(cell.settings), "result": dict(result), "seconds": seconds}
     files.write_json(place.folder / RESULT, {**record, **files.provenance()})
-    for name in (SPENT, ERROR):
+    for name in (BEGUN, SPENT, ERROR):
         (place.folder / name).unlink(missing_ok=True)
 
 
@@ -202,19 +215,22 @@ class _Ledger:
 
 
 class LocalRunner:
-    """Runs ``workers`` cells at a time: one in this process, more in new ones, each with one thread.
+    """Runs ``workers`` cells at a time: one in this process, more in new ones.
 
     Not a pool of ``concurrent.futures`` or joblib: there the death of one process breaks the pool without a word of whose work
     it was, or of its exit code, and processes outlive a parent that is killed. Here each has a pipe, whose end tells both.
 
     Args:
-        workers: how many; by default one for every core.
+        workers: how many; by default as many as there are cores for.
+        threads: of each. The last digits of numbers depend on it, and so, in the long run, trainings.
     """
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, threads: int = 1) -> None:
         if workers is not None and workers < 1:
             raise InputError(f"workers={workers}: give at least 1, or leave it out for one per core")
-        self.workers = workers or cores()
+        if not 1 <= threads <= MOST_THREADS:
+            raise InputError(f"threads={threads}: give from 1 to {MOST_THREADS}")
+        self.workers, self.threads = workers or max(1, cores() // threads), threads
 
     def run(self, cells: Sequence[Cell], root: Path, tell: Callable[[str, int], None]) -> None:
         """Do all cells, each in its folder below ``root``.
@@ -231,13 +247,13 @@ class LocalRunner:
         """
         workers, ledger = min(self.workers, len(cells)), _Ledger(tell)
         if workers <= 1:
-            _here(cells, root, ledger)
+            _here(cells, root, ledger, self.threads)
         else:
-            _in_processes(cells, root, ledger, workers)
+            _in_processes(cells, root, ledger, workers, self.threads)
         ledger.close(root)
 
 
-def _here(cells: Sequence[Cell], root: Path, ledger: _Ledger) -> None:
+def _here(cells: Sequence[Cell], root: Path, ledger: _Ledger, thread_count: int) -> None:
     """One cell after the other in this process."""
     stopped = threading.Event()
     for cell in cells:
@@ -249,19 +265,19 @@ def _here(cells: Sequence[Cell], root: Path, ledger: _Ledger) -> None:
                 # Not from here: the cell is to save its work first.
                 stopped.set()
 
-        ledger.end(cell, attempt(cell, root, stopped.is_set, report))
+        ledger.end(cell, attempt(cell, root, stopped.is_set, report, thread_count))
         if stopped.is_set():
             raise KeyboardInterrupt
 
 
-def _in_processes(cells: Sequence[Cell], root: Path, ledger: _Ledger, count: int) -> None:
+def _in_processes(cells: Sequence[Cell], root: Path, ledger: _Ledger, count: int, thread_count: int) -> None:
     """Cells in ``count`` processes; one that dies is replaced, and its cell failed."""
     waiting = deque(cells)
     workers: dict[Any, _Worker] = {}
     try:
         while waiting or workers:
             while waiting and len(workers) < count:
-                worker = _Worker(root)
+                worker = _Worker(root, thread_count)
                 workers[worker.pipe] = worker
                 worker.give(waiting.popleft())
             for pipe in connection.wait(list(workers), LOOK):
@@ -285,11 +301,11 @@ class _Worker:
 
     cell: Cell
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, thread_count: int) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         # Not a daemon, so that it may save its work when this process ends; it ends itself when the pipe does.
-        self.process = context.Process(target=_serve, args=(theirs, root))
+        self.process = context.Process(target=_serve, args=(theirs, root, thread_count))
         self.process.start()
         theirs.close()
 
@@ -323,7 +339,7 @@ def _end(workers: Sequence[_Worker]) -> None:
             worker.process.join()
 
 
-def _serve(pipe: Connection, root: Path) -> None:
+def _serve(pipe: Connection, root: Path, thread_count: int) -> None:
     """A worker: cells come through the pipe, and the end of the pipe, however it came about, means to stop."""
     terminated = threading.Event()
     # A terminal tells all processes of Ctrl-C; only the first one decides. A polite kill of all of them saves the work.
@@ -346,7 +362,7 @@ def _serve(pipe: Connection, root: Path) -> None:
 
     with suppress(EOFError, OSError):
         while True:
-            pipe.send(attempt(pipe.recv(), root, stop, report))
+            pipe.send(attempt(pipe.recv(), root, stop, report, thread_count))
 
 
 class DaskRunner:

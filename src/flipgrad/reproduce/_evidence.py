@@ -135,6 +135,27 @@ def since(curves: Iterable[Numbers], holds: Callable[[float], bool]) -> str:
     return f", from epoch {bad[-1] + 2} on" if bad else ", in every epoch"
 
 
+def plateaus(*methods: Sequence[Training]) -> str:
+    """For how many epochs trainings stay at the loss of guessing, for a text; empty where all learn in the first one.
+
+    >>> quick, slow, never = ([Training("ST", "none", False, False, False, 0.1, [], None, {"train_loss": curve}, 1.0)]
+    ...     for curve in ([1.5, 1.2, 1.1], [2.4, 2.3, 1.1], [2.4, 2.3, 2.3]))
+    >>> plateaus(quick, slow, never), plateaus(quick)
+    ('epochs at the loss of guessing: ST 0, ST 2, ST all 3', '')
+    """
+    if all(run.plateau == 0 for runs in methods for run in runs):
+        return ""
+    return "epochs at the loss of guessing: " + ", ".join(
+        f"{runs[0].method} {epochs_at_guessing(runs)}" for runs in methods if runs
+    )
+
+
+def epochs_at_guessing(runs: Sequence[Training]) -> str:
+    """For how many epochs each training stays at the loss of guessing."""
+    counts = [(run.plateau, len(run.curve("train_loss"))) for run in runs]
+    return ", ".join(f"all {epochs}" if plateau is None else str(plateau) for plateau, epochs in counts if epochs) or "none"
+
+
 def course(runs: Sequence[Training], key: str, what: str) -> str:
     """Where a curve is lowest on average over the seeds, and how far above that it ends: whether it still falls.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flipgrad import exact, files, gradeval, tensor_files
@@ -183,15 +184,26 @@ class Workshop:
         self.cell_seconds += sum(record["seconds"] for record in records.values())
         return records
 
-    def take_over(self, stem: str, plan: Mapping[str, Any], cells: Sequence[Cell], results: Results) -> None:
-        """Store what is kept of ``cells``, if anything is, as their results; that of another plan is refused."""
+    def take_over(
+        self,
+        stem: str,
+        plan: Mapping[str, Any],
+        cells: Sequence[Cell],
+        results: Results,
+        *,
+        added: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Store what is kept of ``cells``, if anything is, as their results; that of another plan is refused.
+
+        Plans that were kept before something was ``added`` to plans had these values of it.
+        """
         if self.kept is None:
             return
         path = self.kept / self.MEASURED / f"{stem}.json"
         if not path.is_file():
             raise InputError(f"no trainings of this scale are kept: there is no '{path}'; leave out --kept")
         stored = read_result(path, "plan", "seed")
-        if stored["plan"] != plan:
+        if {**added, **stored["plan"]} != plan:
             raise InputError(f"'{path}' is of trainings of another length or size; leave out --kept")
         made = read_result(self.kept / f"{stem}.json", "versions", "machine")
         root, found = self.folder / self.CELLS, results(stored)

@@ -16,15 +16,18 @@ from flipgrad.reproduce._evidence import (
     Verdict,
     at_the_end,
     course,
+    epochs_at_guessing,
     every,
     log_ratio,
     pairs,
     percent,
+    plateaus,
     points,
     since,
 )
 from flipgrad.reproduce._workshop import Claim, Results, Sheet, Workshop, experiment, unfinished
 from flipgrad.reproduce.learning import SMOKE, TrainingPlan, store, trainings
+from flipgrad.training.config import AUTO
 
 METHODS = ("psa:sampled", "st", "hard-st", "tanh", "concrete", "adf", "local-reparam", "reinforce")
 AUGMENTATIONS = {"none": "no augmentation", "affine": "affine", "flip-crop": "flip & crop"}
@@ -106,7 +109,7 @@ def cifar(shop: Workshop) -> Iterator[Claim | Sheet]:
     """
     plan, cells = PLANS[shop.scale_name], _cells(shop)
     stem = cifar.stem(shop.scale_name)
-    shop.take_over(stem, asdict(plan), cells, _kept(cells))
+    shop.take_over(stem, asdict(plan), cells, _kept(cells), added={"rate": AUTO})
     runs = trainings(shop, "cifar", cells)
     if not runs:
         raise InputError(f"no training of cifar is finished in '{shop.folder}'; leave out --finished to train")
@@ -193,6 +196,27 @@ def _diverged(runs: Sequence[Training]) -> int:
     return sum(bool(run.diverged) for run in runs)
 
 
+def _learn(runs: Sequence[Training]) -> Verdict:
+    """True where all learn; open where some stay at the loss of guessing, of which nothing else can be said."""
+    return None if any(run.plateau is None for run in runs) else True
+
+
+def _off_the_plateau(runs: Sequence[Training], others: Sequence[Training]) -> str:
+    """For how many epochs each stays at the loss of guessing, and the ratio of losses counted from there; empty where none."""
+    told = plateaus(runs, others)
+    ratio = at_the_end(
+        log_ratio(one.learning, "train_loss", other.learning, "train_loss") for one, other in pairs(runs, others)
+    )
+    if told and ratio.values:
+        told += f"; with epochs counted from there {runs[0].method}'s over {others[0].method}'s {ratio.told(percent)}"
+    return told and f"; {told}"
+
+
+def _rates(runs: Sequence[Training], others: Sequence[Training]) -> Evidence:
+    """The logarithms of the ratios of the learning rates."""
+    return Evidence(tuple(math.log(one.rate / other.rate) for one, other in pairs(runs, others) if one.rate and other.rate))
+
+
 def _psa_and_st(psa: Sequence[Training], st: Sequence[Training]) -> Iterator[Claim]:
     curves = [log_ratio(one, "train_loss", other, "train_loss") for one, other in pairs(psa, st)]
     ratio = at_the_end(curves)
@@ -201,15 +225,15 @@ def _psa_and_st(psa: Sequence[Training], st: Sequence[Training]) -> Iterator[Cla
         psa,
         "PSA and ST train alike",
         f"training losses within {SAME:.0%} of each other at the end",
-        ratio.within(SAME),
+        every([ratio.within(SAME), _learn([*psa, *st])]),
         f"PSA's over ST's {ratio.told(percent)}{since(curves, lambda value: abs(value) < SAME)}; {_ends(psa, st)}; 10-sample "
-        f"validation accuracies {accuracies[0]:.1%}, {accuracies[1]:.1%}",
+        f"validation accuracies {accuracies[0]:.1%}, {accuracies[1]:.1%}{_off_the_plateau(psa, st)}",
         len(curves),
     )
     verdicts, told = [], []
     for runs in (psa, st):
         rise = Evidence(tuple(math.log(run.end / min(run.values("train_loss"))) for run in runs if run.values("train_loss")))
-        verdicts += [rise.below(SAME) if rise.values else None, not _diverged(runs)]
+        verdicts += [rise.below(SAME) if rise.values else None, not _diverged(runs), _learn(runs)]
         told.append(f"{runs[0].method} ends {rise.told(percent)} above its lowest, {_diverged(runs)} of {len(runs)} diverged")
     yield _claim(
         psa,
@@ -227,6 +251,9 @@ def _hard_st(hard: Sequence[Training], st: Sequence[Training]) -> Iterator[Claim
     ratio, lost = at_the_end(curves), _diverged(hard)
     count = f"{lost} of {len(hard)} diverged"
     worse = ratio.above(SAME) if ratio.values else True
+    if worse is False and any(one.plateau is None and other.plateau is None for one, other in pairs(whole, st)):
+        # Neither has learnt anything yet.
+        worse = None
     told = (
         f"HardST's training loss over ST's {ratio.told(percent)}{since(curves, lambda value: value > SAME)}; " if curves else ""
     )
@@ -237,19 +264,20 @@ def _hard_st(hard: Sequence[Training], st: Sequence[Training]) -> Iterator[Claim
         f"it diverges, or its training loss is over {SAME:.0%} higher at the end",
         # Where some seeds diverged and others did not do worse, it is open.
         None if lost and worse is False else worse,
-        f"{told}{_ends(hard, st)}; {count}{reason}",
+        f"{told}{_ends(hard, st)}; {count}{_off_the_plateau(whole, st)}{reason}",
     )
     if hard[0].augment != "flip-crop":
         yield _claim(hard, "HardST diverges", "the paper: in the first two of three cases", _most(lost, len(hard)), count)
-    rates = Evidence(tuple(math.log(one.rate / other.rate) for one, other in pairs(hard, st) if one.rate and other.rate))
-    yield _claim(
-        hard,
-        "HardST has a smaller learning rate than ST",
-        "as the search finds them",
-        rates.below(0.0) if rates.values else None,
-        f"HardST's over ST's {rates.told(percent)}",
-        len(rates.values),
-    )
+    if hard[0].searched:
+        rates = _rates(hard, st)
+        yield _claim(
+            hard,
+            "HardST has a smaller learning rate than ST",
+            "as the search finds them",
+            rates.below(0.0) if rates.values else None,
+            f"HardST's over ST's {rates.told(percent)}",
+            len(rates.values),
+        )
 
 
 def _most(count: int, total: int) -> Verdict:
@@ -271,14 +299,15 @@ def _reinforce(reinforce: Sequence[Training], psa: Sequence[Training], st: Seque
         share.below(0.1) if shares else None,
         f"{share.told('{:.1%}'.format)} of PSA's; guessing {GUESSING:.3f}, {_ends(reinforce, psa)}",
     )
-    rates = Evidence(tuple(math.log(one.rate / other.rate) for one, other in pairs(reinforce, st) if one.rate and other.rate))
-    yield _claim(
-        reinforce,
-        "REINFORCE needs a very small learning rate",
-        "a tenth of ST's or less",
-        rates.below(math.log(0.1) + 1e-9) if rates.values else None,
-        f"found: REINFORCE {', '.join(run.told_rate for run in reinforce)}, ST {', '.join(run.told_rate for run in st)}",
-    )
+    if reinforce[0].searched:
+        rates = _rates(reinforce, st)
+        yield _claim(
+            reinforce,
+            "REINFORCE needs a very small learning rate",
+            "a tenth of ST's or less",
+            rates.below(math.log(0.1) + 1e-9) if rates.values else None,
+            f"found: REINFORCE {', '.join(run.told_rate for run in reinforce)}, ST {', '.join(run.told_rate for run in st)}",
+        )
 
 
 def _adf(adf: Sequence[Training], psa: Sequence[Training]) -> Iterator[Claim]:
@@ -296,7 +325,7 @@ def _adf(adf: Sequence[Training], psa: Sequence[Training]) -> Iterator[Claim]:
         f"the validation loss is higher than PSA's, the 10-sample accuracy at most {-100 * GOOD:.0f} points lower",
         verdict,
         f"accuracy over PSA's {gain.told(points)}{since(gains, lambda value: value > GOOD)}; validation loss over PSA's "
-        f"{loss.told(percent)}{since(curves, lambda value: value > 0)}; {reason}",
+        f"{loss.told(percent)}{since(curves, lambda value: value > 0)}{_off_the_plateau(adf, psa)}; {reason}",
         len(curves),
     )
 
@@ -343,17 +372,17 @@ def ends(runs: Sequence[Training]) -> Sheet:
     for augment, where in AUGMENTATIONS.items():
         for method in dict.fromkeys(run.method for run in runs if run.augment == augment):
             same = [run for run in runs if (run.method, run.augment) == (method, augment)]
-            relaxed = _range(same, "objective") if same[0].relaxed else ""
-            columns = [_range(same, key) for key in ("train_loss", "loss")]
-            accuracy = _range(same, "accuracy_n", "{:.1%}")
             diverged = f"; {_diverged(same)} diverged" if _diverged(same) else ""
-            rates = ", ".join(run.told_rate for run in same)
-            rows.append([f"{method}, {where}", f"{len(same)}{diverged}", rates, columns[0], relaxed, columns[1], accuracy])
+            facts = [f"{len(same)}{diverged}", ", ".join(run.told_rate for run in same), epochs_at_guessing(same)]
+            relaxed = _range(same, "objective") if same[0].relaxed else ""
+            losses = [_range(same, "train_loss"), relaxed, _range(same, "loss")]
+            rows.append([f"{method}, {where}", *facts, *losses, _range(same, "accuracy_n", "{:.1%}")])
     return Sheet(
         "At the end, the mean of the last fifth of the epochs: means over the seeds, and their range. Expected losses of the "
         "binary network on training and validation images, the relaxed objective that is minimised, and the accuracy of 10 "
-        "samples. ADF draws the head's outputs; ADF states draws the last layer's states, as in the paper's appendix.",
-        ["training", "seeds", "rates", "training loss", "relaxed", "validation loss", "accuracy"],
+        "samples. Of every seed the rate, and for how many epochs its training loss is not below that of guessing. ADF draws "
+        "the head's outputs; ADF states draws the last layer's states, as in the paper's appendix.",
+        ["training", "seeds", "rates", "epochs at guessing", "training loss", "relaxed", "validation loss", "accuracy"],
         rows,
     )
 
