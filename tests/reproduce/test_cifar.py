@@ -239,6 +239,20 @@ def test_trainings_of_another_plan_are_not_taken_over(tmp_path, quick, monkeypat
         EXPERIMENTS["cifar"].reproduce(Workshop(tmp_path / "out", "smoke", 0, silent, kept=tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("rate", "message"), [("auto", "no training of cifar is finished"), (0.1, "of another length or size")]
+)
+def test_plans_that_were_kept_without_a_rate_searched_for_it(tmp_path, quick, monkeypatch, rate, message):
+    monkeypatch.setitem(cifar.PLANS, "smoke", replace(cifar.PLANS["smoke"], rate=rate))
+    plan = asdict(cifar.PLANS["smoke"])
+    del plan["rate"]
+    (tmp_path / "measured").mkdir()
+    fg.files.write_json(tmp_path / "measured/cifar.json", {"plan": plan, "runs": [], "seed": 0})
+    fg.files.write_json(tmp_path / "cifar.json", {"versions": {}, "machine": {}})
+    with pytest.raises(fg.InputError, match=message):
+        EXPERIMENTS["cifar"].reproduce(Workshop(tmp_path / "out", "smoke", 0, silent, kept=tmp_path, finished=True))
+
+
 def test_the_medium_scale_stands_beside_the_small_one(tmp_path, quick, monkeypatch):
     render_roughly(monkeypatch)
     out, kept = tmp_path / "out", tmp_path / "kept"
