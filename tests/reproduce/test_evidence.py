@@ -68,7 +68,7 @@ def test_trainings_are_paired_by_their_seed_and_compared_as_far_as_both_go():
 def test_a_plateau_is_at_the_loss_of_guessing(losses, plateau, left):
     training = run(0, losses, "train_loss")
     assert training.plateau == plateau
-    assert training.learning.curves == {"train_loss": left}
+    assert training.after_plateau.curves == {"train_loss": left}
 
 
 def test_the_end_is_the_last_fifth_and_curves_without_an_epoch_are_left_out():

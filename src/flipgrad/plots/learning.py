@@ -106,7 +106,7 @@ class Training:
         return epochs if epochs < len(losses) else None
 
     @property
-    def learning(self) -> Training:
+    def after_plateau(self) -> Training:
         """Itself without the epochs of its :attr:`plateau`; without any where it does not leave that."""
         start = self.plateau
         return replace(self, curves={key: values[start:] if start is not None else [] for key, values in self.curves.items()})

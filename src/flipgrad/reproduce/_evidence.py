@@ -122,6 +122,15 @@ def seed_mean(curves: Iterable[Numbers]) -> Numbers:
     return smooth(np.mean([curve[:length] for curve in found], axis=0), 1.0)[0] if found else np.empty(0)
 
 
+def rise(mean: Numbers) -> float:
+    """How far a smoothed curve ends above its lowest: the logarithm of the ratio.
+
+    >>> percent(rise(np.array([2.0, 1.0, 1.1]))), rise(np.array([2.0, 1.9, 1.0]))
+    ('+10.0%', 0.0)
+    """
+    return math.log(mean[-1] / mean.min())
+
+
 def since(curves: Iterable[Numbers], holds: Callable[[float], bool]) -> str:
     """From which epoch to the end it holds on average over the seeds, for a text; empty where it does not at the end.
 
@@ -170,7 +179,6 @@ def course(runs: Sequence[Training], key: str, what: str) -> str:
     lowest = int(mean.argmin())
     if lowest >= len(mean) - max(1, len(mean) // 10):
         return f"{what} still falls at the end, after {len(mean)} epochs"
-    rise = math.log(mean[-1] / mean[lowest])
-    if rise < STANDSTILL:
+    if rise(mean) < STANDSTILL:
         return f"{what} stands still after epoch {lowest + 1} of {len(mean)}"
-    return f"{what} rises after epoch {lowest + 1} of {len(mean)}, to {percent(rise)} at the end"
+    return f"{what} rises after epoch {lowest + 1} of {len(mean)}, to {percent(rise(mean))} at the end"

@@ -23,6 +23,8 @@ from flipgrad.reproduce._evidence import (
     percent,
     plateaus,
     points,
+    rise,
+    seed_mean,
     since,
 )
 from flipgrad.reproduce._workshop import Claim, Results, Sheet, Workshop, experiment, unfinished
@@ -46,13 +48,15 @@ class Part:
 # Small: with a quarter of the inputs to every unit their noise averages out half as well, so its scale is half the paper's.
 # With the paper's noise neither PSA nor ST gets anywhere in this time: at the rates that the search found, 0.0046 and 0.0049,
 # losses of 2.336 and 2.338 after 18 epochs, where guessing has 2.303. The paper does not say for how many epochs it trained.
-# Medium: all images that are not held out, and the paper's noise.
+# Medium: all images that are not held out, and the paper's noise, with which trainings begin on a plateau at the loss of
+# guessing. Trials of 2 epochs of 8,000 images end there and cannot tell rates apart: for ST and PSA they gave 0.0029, with
+# which ST learnt nothing for 23 epochs. With 0.01 it learns in the fifth; so this is the rate of all methods.
 PLANS = {
     "smoke": SMOKE,
     "small": TrainingPlan(
         "cifar10", 0.25, 20_000, 2000, 1000, epochs=18, trials=8, trial_epochs=2, trial_images=8000, noise="logistic:0.5"
     ),
-    "medium": TrainingPlan("cifar10", 0.5, 45_000, 2000, 1000, epochs=30, trials=6, trial_epochs=2, trial_images=8000),
+    "medium": TrainingPlan("cifar10", 0.5, 45_000, 2000, 1000, epochs=30, rate=0.01),
     "paper": TrainingPlan("cifar10", 1.0, None, None, 5000, epochs=200, trials=10, trial_epochs=5, trial_images=None),
 }
 # In the order in which they are trained. ADF samples the head's outputs at the small scale, where one training samples the last
@@ -205,10 +209,11 @@ def _off_the_plateau(runs: Sequence[Training], others: Sequence[Training]) -> st
     """For how many epochs each stays at the loss of guessing, and the ratio of losses counted from there; empty where none."""
     told = plateaus(runs, others)
     ratio = at_the_end(
-        log_ratio(one.learning, "train_loss", other.learning, "train_loss") for one, other in pairs(runs, others)
+        log_ratio(one.after_plateau, "train_loss", other.after_plateau, "train_loss") for one, other in pairs(runs, others)
     )
     if told and ratio.values:
-        told += f"; with epochs counted from there {runs[0].method}'s over {others[0].method}'s {ratio.told(percent)}"
+        names = f"{runs[0].method}'s training loss over {others[0].method}'s"
+        told += f"; with epochs counted from there {names} {ratio.told(percent)}"
     return told and f"; {told}"
 
 
@@ -232,13 +237,14 @@ def _psa_and_st(psa: Sequence[Training], st: Sequence[Training]) -> Iterator[Cla
     )
     verdicts, told = [], []
     for runs in (psa, st):
-        rise = Evidence(tuple(math.log(run.end / min(run.values("train_loss"))) for run in runs if run.values("train_loss")))
-        verdicts += [rise.below(SAME) if rise.values else None, not _diverged(runs), _learn(runs)]
-        told.append(f"{runs[0].method} ends {rise.told(percent)} above its lowest, {_diverged(runs)} of {len(runs)} diverged")
+        losses = [run.curve("train_loss") for run in runs]
+        found = Evidence(tuple(rise(seed_mean([curve])) for curve in losses if len(curve)))
+        verdicts += [found.below(SAME) if found.values else None, not _diverged(runs), _learn(runs)]
+        told.append(f"{runs[0].method} ends {found.told(percent)} above its lowest, {_diverged(runs)} of {len(runs)} diverged")
     yield _claim(
         psa,
         "PSA and ST are stable",
-        f"no divergence, and the training loss ends within {SAME:.0%} of its lowest",
+        f"no divergence, and the smoothed training loss ends within {SAME:.0%} of its lowest",
         every(verdicts),
         "; ".join(told),
         min(len(psa), len(st)),
