@@ -65,10 +65,7 @@ def reproduce(
     unknown = [name for name in names if name not in (*EXPERIMENTS, ALL, REPORT)]
     if unknown:
         raise InputError(f"no figure {unknown[0]!r}; choose {', '.join(EXPERIMENTS)}, or all, or report")
-    if dask and (workers or threads != 1):
-        raise InputError(
-            "--workers and --threads are for processes of this machine; a cluster has its own: leave them out with --dask"
-        )
+    runner = _runner(workers, threads, dask)
     check_seed(seed)
     folder = output or RESULTS / scale
     wanted = [name for name in dict.fromkeys(names) if name != REPORT]
@@ -77,7 +74,6 @@ def reproduce(
     for name in wanted if scale in SCALES else ():
         EXPERIMENTS[name].check(scale, in_parts=finished or kept is not None)
     if wanted:
-        runner = DaskRunner(dask) if dask else LocalRunner(workers, threads)
         augmentations = [name.strip() for name in augment.split(",")] if augment else None
         options = {"overwrite": overwrite, "runner": runner, "images": data, "augmentations": augmentations}
         options |= {"finished": finished, "kept": kept}
@@ -86,6 +82,16 @@ def reproduce(
         console.print(f"The page is {write_report(folder)}", soft_wrap=True)
     if keep_in is not None:
         console.print(f"What is worth keeping is in {keep(folder, keep_in).parent}", soft_wrap=True)
+
+
+def _runner(workers: int | None, threads: int, dask: str | None) -> LocalRunner | DaskRunner:
+    if not dask:
+        return LocalRunner(workers, threads)
+    if workers or threads != 1:
+        raise InputError(
+            "--workers and --threads are for processes of this machine; a cluster has its own: leave them out with --dask"
+        )
+    return DaskRunner(dask)
 
 
 def _make(names: list[str], console: Console, folder: Path, scale: str, seed: int, options: Mapping[str, Any]) -> None:
