@@ -62,17 +62,10 @@ def reproduce(
     if show or not names:
         console.print(_list(output, workers))
         return
-    unknown = [name for name in names if name not in (*EXPERIMENTS, ALL, REPORT)]
-    if unknown:
-        raise InputError(f"no figure {unknown[0]!r}; choose {', '.join(EXPERIMENTS)}, or all, or report")
+    wanted = _wanted(names, scale, in_parts=finished or kept is not None)
     runner = _runner(workers, threads, dask)
     check_seed(seed)
     folder = output or RESULTS / scale
-    wanted = [name for name in dict.fromkeys(names) if name != REPORT]
-    if ALL in names:
-        wanted = [name for name, experiment in EXPERIMENTS.items() if scale in experiment.efforts() or scale not in SCALES]
-    for name in wanted if scale in SCALES else ():
-        EXPERIMENTS[name].check(scale, in_parts=finished or kept is not None)
     if wanted:
         augmentations = [name.strip() for name in augment.split(",")] if augment else None
         options = {"overwrite": overwrite, "runner": runner, "images": data, "augmentations": augmentations}
@@ -82,6 +75,19 @@ def reproduce(
         console.print(f"The page is {write_report(folder)}", soft_wrap=True)
     if keep_in is not None:
         console.print(f"What is worth keeping is in {keep(folder, keep_in).parent}", soft_wrap=True)
+
+
+def _wanted(names: list[str], scale: str, *, in_parts: bool) -> list[str]:
+    """The experiments that are asked for, each once; names and scales that there are not are refused."""
+    unknown = [name for name in names if name not in (*EXPERIMENTS, ALL, REPORT)]
+    if unknown:
+        raise InputError(f"no figure {unknown[0]!r}; choose {', '.join(EXPERIMENTS)}, or all, or report")
+    wanted = [name for name in dict.fromkeys(names) if name != REPORT]
+    if ALL in names:
+        wanted = [name for name, experiment in EXPERIMENTS.items() if scale in experiment.efforts() or scale not in SCALES]
+    for name in wanted if scale in SCALES else ():
+        EXPERIMENTS[name].check(scale, in_parts=in_parts)
+    return wanted
 
 
 def _runner(workers: int | None, threads: int, dask: str | None) -> LocalRunner | DaskRunner:
