@@ -99,7 +99,7 @@ def _trainings(scale: str, first_seed: int) -> Iterator[tuple[str, str, str, int
     seconds=(22, 33_000, 5e6),
     cells=(26, 25, 24),
     figures={"cifar-extra": "Validation losses and training accuracies."},
-    medium=(31_000, 4),
+    medium=(28_000, 4),
     parts=parts,
 )
 def cifar(shop: Workshop) -> Iterator[Claim | Sheet]:
